@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.concurrency import bounded_map, error_of_others, gather
 from icechunk_async.engine.history import check_online, state_for
 from icechunk_async.engine.history.merged import PROPERTY
 from icechunk_async.engine.history.settings import protections_in
@@ -513,7 +513,7 @@ class Proposal:
         if self.state is ProposalState.ACCEPTED:  # by another process, meanwhile
             return self.candidate.snapshot_id
         if self.state is ProposalState.ACCEPTING and await self._landed():
-            await self._append(state=ProposalState.ACCEPTED)
+            await self._note_accepted()
             await self._tell()
             return self.candidate.snapshot_id
         return None
@@ -558,6 +558,11 @@ class Proposal:
         if tip == candidate.target_id and await self._is_there(candidate):
             return True
         if tip != candidate.target_id and when_moved == "refuse":
+            # What is said by now is true for good: from another tip it cannot be published.
+            if self.state is ProposalState.ACCEPTING and (
+                await self._landed() or not await self._append(state=ProposalState.OPEN)
+            ):
+                return False
             raise ConflictError(
                 f"Branch {self.into!r} was at {candidate.target_id} when proposal {self.id} was "
                 f"checked and is at {tip} now; nothing was published. Call refresh, look at it "
@@ -568,15 +573,18 @@ class Proposal:
         return await self._append(state=ProposalState.OPEN, candidate=made[0], review=made[1])
 
     async def _is_there(self, candidate: Candidate) -> bool:
-        """Return whether the candidate was not collected by another engine."""
+        """Return whether the candidate follows the tip, and was not collected by another engine.
+
+        A record that names another snapshot would drop the commits of the branch.
+        """
         try:
-            await gather(
+            info, _ = await gather(
                 self._desk.engine.history.snapshot_info(candidate.snapshot_id),
                 self._desk.engine.assets.read_snapshot(candidate.snapshot_id),
             )
         except SnapshotNotFoundError:
             return False
-        return True
+        return info.parent_id == candidate.target_id
 
     async def _checked(self, given: Sequence[Check]) -> bool:
         """Run the checks that have to be run on the candidate.
@@ -648,9 +656,27 @@ class Proposal:
         except IcechunkError:
             await self._append(state=ProposalState.OPEN)
             raise
-        await self._append(state=ProposalState.ACCEPTED)
+        await self._note_accepted()
         await self._tell()
         return True
+
+    async def _note_accepted(self) -> None:
+        """Store that the candidate is published; that it cannot be stored undoes nothing.
+
+        Another process that accepts the same may store states in between.
+        """
+        try:
+            while not await self._append(state=ProposalState.ACCEPTED):
+                now = await files.load(self._desk.engine.storage, self.id)
+                if now.state.is_over:
+                    break
+                self._record = replace(self._record, number=now.number)
+        except IcechunkError as error:
+            _log.warning(
+                "proposal %s is published, and still listed as being accepted: %s", self.id, error
+            )
+        # Also if another process stored the end: this is what is published.
+        self._record = replace(self._record, state=ProposalState.ACCEPTED)
 
     async def _tell(self) -> None:
         candidate = self.candidate
@@ -856,8 +882,8 @@ async def _run_check(
                 outcome, detail = await _call(check.run, session, proposal)
             else:
                 outcome, detail = await _command(check.run, environment)
-        except Exception as error:  # noqa: BLE001 -- of code that is not ours: it is the result
-            outcome, detail = "error", f"{type(error).__name__}: {error}"
+        except BaseException as error:  # noqa: BLE001 -- of code that is not ours: it is the result
+            outcome, detail = "error", error_of_others(error)
     if scope.cancelled_caught:
         outcome = "timed out"
         detail = f"It was stopped after {check.timeout_seconds:g} s."
@@ -895,24 +921,29 @@ async def _command(
         env={**os.environ, **environment},
         start_new_session=True,  # so that what it starts can be killed with it
     )
-    tail = b""
+    tail, has_ended = b"", False
     try:
         assert process.stdout is not None  # asked for
         async for part in process.stdout:
             tail = (tail + part)[-_TAIL_BYTES:]
+        has_ended = True
         code = await process.wait()
     finally:
-        await _end(process)
+        await _end(process, has_ended=has_ended)
     said = tail.decode("utf-8", "replace").strip()
     if code == 0:
         return "passed", said
     return "failed", f"{said}\nExit code {code}.".lstrip()
 
 
-async def _end(process: Process) -> None:
-    """Kill a command that still runs, with the processes that it started; wait for it."""
+async def _end(process: Process, *, has_ended: bool) -> None:
+    """Kill a command that still runs, with the processes that it started; wait for it.
+
+    As long as its output has not ended, processes that it started may run without it. They are the
+    members of its group, whose number nobody else gets while there are any.
+    """
     with anyio.CancelScope(shield=True):
-        if process.returncode is None:
+        if process.returncode is None or not has_ended:
             try:
                 if hasattr(os, "killpg"):
                     os.killpg(process.pid, signal.SIGKILL)

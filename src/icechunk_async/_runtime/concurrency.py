@@ -35,6 +35,7 @@ __all__ = [
     "SingleFlight",
     "bounded_map",
     "closing",
+    "error_of_others",
     "first_of_two",
     "gather",
 ]
@@ -282,6 +283,28 @@ class SingleFlight[K, V]:
                 flight.task.cancel()
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([flight.task])
+
+
+def error_of_others(error: BaseException) -> str:
+    """Return the text of an error that code of others raised, such as a check or a hook.
+
+    No error of theirs ends the method that called them: not ``SystemExit``, nor the outcomes of
+    pytest, nor the cancellation of a task that they waited for. Call it while the error is handled.
+
+    Raises:
+        error: the task itself was cancelled, or the process interrupted.
+    """
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError):
+        stopped = task is None or task.cancelling() > 0
+    else:
+        stopped = isinstance(error, KeyboardInterrupt | GeneratorExit)
+    if stopped:
+        raise error
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 -- its __str__ is code of others, too
+        return f"{type(error).__name__}, which cannot be shown"
 
 
 async def _as_coroutine[V](load: Callable[[], Awaitable[V]]) -> V:

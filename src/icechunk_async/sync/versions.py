@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 from icechunk_async.proposals import Check, CheckResult
 from icechunk_async.proposals import Proposal as AsyncProposal
@@ -254,7 +254,7 @@ def _adapted(repository: RepositoryHandle, function: Callable[..., Any]) -> Chec
     async def run(session: AsyncSession, proposal: AsyncProposal) -> str | None:
         mine = Session(SessionHandle(repository, session))
         other = Proposal(repository, proposal)
-        found: Any = await to_thread.run_sync(function, mine, other, abandon_on_cancel=True)
+        found: Any = await _in_thread(function, mine, other)
         if inspect.isawaitable(found):  # an async function; it runs on the portal's loop
             found = await found
         said: str | None = found  # whatever it is: the native library looks
@@ -264,13 +264,22 @@ def _adapted(repository: RepositoryHandle, function: Callable[..., Any]) -> Chec
     return run
 
 
+async def _in_thread(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of others in a thread that does not count among those of the event loop.
+
+    If it uses a repository, it waits for work that threads do, and could hold all that there are.
+    """
+    own = CapacityLimiter(1)
+    return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=own)
+
+
 def native_hook(function: Callable[[CommitEvent], object]) -> Callable[[CommitEvent], Any]:
     """Return the async function that runs a blocking hook in a thread."""
     if not callable(function):
         return function  # the native library refuses it
 
     async def run(event: CommitEvent) -> None:
-        found: Any = await to_thread.run_sync(function, event, abandon_on_cancel=True)
+        found: Any = await _in_thread(function, event)
         if inspect.isawaitable(found):
             await found
 

@@ -17,7 +17,7 @@ from icechunk_async.engine.proposals.record import (
     Review,
 )
 from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
-from icechunk_async.errors import InvalidInputError, VirtualChunkError
+from icechunk_async.errors import StorageError
 from icechunk_async.zarr.values import value_diffs
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ async def review_changes(
         most_chunks: compare the values of an array only if at most this many of its chunks
             changed; and of all arrays together, in the order of the feed.
 
+    Where a chunk of either side is damaged, a note says so: that may be what the change mends.
+
     Raises:
-        FormatError: a snapshot, a manifest or a chunk is damaged.
+        FormatError: a snapshot or a manifest is damaged.
 
     Cost: both versions of the chunks whose values are compared are read and decoded. Memory: 16
     chunks of each side, and the coordinates of all chunks that changed in one array at a time.
@@ -249,7 +251,9 @@ async def _with_values(before: Session, after: Session, array: _Array) -> ArrayR
 
     try:
         diffs = await value_diffs(before, after, feed(), None, see)
-    except (InvalidInputError, VirtualChunkError) as error:
+    except StorageError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- of codecs, too: what cannot be read may be replaced
         return replace(review, note=_cut(f"Values were not compared: {error}", _MOST_PATH))
     if not diffs:
         return replace(

@@ -452,6 +452,8 @@ def _end(document: ProposalView) -> Text:
         return Text.assemble("Accepted. Branch ", branch, f" took {document.candidate_id}.")
     if document.state == "closed":
         return Text.assemble("Closed. ", plain(document.reason))
+    if document.state == "accepting":
+        return Text("A process is accepting it, or was killed while it did: accept it to find out.")
     if document.passed:
         return Text("It can be accepted. Nothing is published yet.")
     return Text("It cannot be accepted yet: checks did not pass. Nothing is published.")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map, error_of_others
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ _MOST_FAILURES: Final = 100
 _MOST_TEXT: Final = 2_000
 SECONDS: Final = 30.0
 """Time for each hook."""
+MOST_DEEP: Final = 8
+"""Hooks may commit, which calls hooks: the number of them inside each other, at most."""
+_depth: ContextVar[int] = ContextVar("icechunk_async_hooks", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,18 @@ class Hooks:
     async def run(self, event: CommitEvent) -> None:
         """Call every hook, several at a time, each for at most 30 s; none raises.
 
+        Hooks that commit are told of that, too, at most eight levels deep; calls that are left out
+        are kept as failures.
+
         Cancellation: hooks that still run are cancelled.
         """
+        depth = _depth.get()
 
         async def call(function: Callable[[CommitEvent], Any]) -> None:
-            error = await _call(function, event)
+            if depth < MOST_DEEP:
+                error = await _call(function, event)
+            else:
+                error = f"it was not called: hooks that commit called each other {depth} times"
             if error is not None:
                 name = getattr(function, "__name__", type(function).__name__)
                 _log.warning(
@@ -98,7 +109,11 @@ class Hooks:
                 now = clock.from_us(clock.now_us())
                 self.failures.append(HookFailure(name, event, error[:_MOST_TEXT], now))
 
-        await bounded_map(call, self._functions, limit=_AT_ONCE)
+        token = _depth.set(depth + 1)
+        try:
+            await bounded_map(call, self._functions, limit=_AT_ONCE)
+        finally:
+            _depth.reset(token)
 
 
 async def _call(function: Callable[[CommitEvent], Any], event: CommitEvent) -> str | None:
@@ -109,6 +124,6 @@ async def _call(function: Callable[[CommitEvent], Any], event: CommitEvent) -> s
             if not inspect.isawaitable(found):
                 return f"it is no async function: it returned {type(found).__name__}"
             await found
-        except Exception as error:  # noqa: BLE001 -- of code that is not ours; the commit stands
-            return f"{type(error).__name__}: {error}"
+        except BaseException as error:  # noqa: BLE001 -- of code that is not ours; the commit stands
+            return error_of_others(error)
     return f"it was stopped after {SECONDS:g} s" if scope.cancelled_caught else None

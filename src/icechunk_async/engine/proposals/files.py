@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, closing
 from icechunk_async.engine.history.outcomes import create_object
-from icechunk_async.engine.proposals.record import decode_record, encode_record
+from icechunk_async.engine.proposals.record import check_size, decode_record, encode_record
 from icechunk_async.errors import (
     FormatError,
     InvalidInputError,
@@ -69,11 +69,18 @@ def record_key(proposal_id: ProposalId, number: int) -> str:
 
 async def newest_numbers(storage: Storage, prefix: str = PROPOSALS) -> dict[ProposalId, int]:
     """Return the newest record of each proposal, by its number. Cost: one listing."""
-    found: dict[ProposalId, int] = {}
+    return {name: number for name, (number, _) in (await _newest(storage, prefix)).items()}
+
+
+async def _newest(storage: Storage, prefix: str) -> dict[ProposalId, tuple[int, int]]:
+    """Return the number of the newest record of each proposal, and its size in bytes."""
+    found: dict[ProposalId, tuple[int, int]] = {}
     entries = storage.list_prefix(prefix)
     async with closing(entries):
         async for entry in entries:
-            known = _KEY.fullmatch(entry.key) if isinstance(entry, ObjectInfo) else None
+            if not isinstance(entry, ObjectInfo):
+                continue
+            known = _KEY.fullmatch(entry.key)
             if known is None:
                 continue  # a page, or somebody else's object
             try:
@@ -81,8 +88,8 @@ async def newest_numbers(storage: Storage, prefix: str = PROPOSALS) -> dict[Prop
             except InvalidInputError:
                 continue
             number = int(known["number"])
-            if str(proposal_id) == known["id"]:
-                found[proposal_id] = max(number, found.get(proposal_id, number))
+            if str(proposal_id) == known["id"] and number >= found.get(proposal_id, (0, 0))[0]:
+                found[proposal_id] = number, entry.size_bytes
     return found
 
 
@@ -95,10 +102,10 @@ async def load(storage: Storage, proposal_id: ProposalId) -> ProposalRecord:
 
     Cost: one listing and one request.
     """
-    numbers = await newest_numbers(storage, proposal_prefix(proposal_id))
-    if proposal_id not in numbers:
+    newest = await _newest(storage, proposal_prefix(proposal_id))
+    if proposal_id not in newest:
         raise _missing(proposal_id)
-    return await _read(storage, proposal_id, numbers[proposal_id])
+    return await _read(storage, proposal_id, *newest[proposal_id])
 
 
 def _missing(proposal_id: ProposalId) -> ProposalNotFoundError:
@@ -109,7 +116,10 @@ def _missing(proposal_id: ProposalId) -> ProposalNotFoundError:
     )
 
 
-async def _read(storage: Storage, proposal_id: ProposalId, number: int) -> ProposalRecord:
+async def _read(
+    storage: Storage, proposal_id: ProposalId, number: int, size_bytes: int
+) -> ProposalRecord:
+    check_size(size_bytes, proposal_id, number)  # before it takes memory
     try:
         data = (await storage.get(record_key(proposal_id, number))).data
     except ObjectNotFoundError as error:  # collected meanwhile
@@ -126,17 +136,17 @@ async def load_all(
     """
     faults: dict[ProposalId, FormatError] = {}
 
-    async def read(entry: tuple[ProposalId, int]) -> ProposalRecord | None:
+    async def read(entry: tuple[ProposalId, tuple[int, int]]) -> ProposalRecord | None:
         try:
-            return await _read(storage, *entry)
+            return await _read(storage, entry[0], *entry[1])
         except ProposalNotFoundError:
             return None
         except FormatError as error:
             faults[entry[0]] = error
             return None
 
-    numbers = await newest_numbers(storage)
-    found = await bounded_map(read, numbers.items(), limit=_AT_ONCE)
+    newest = await _newest(storage, PROPOSALS)
+    found = await bounded_map(read, newest.items(), limit=_AT_ONCE)
     records = [it for it in found if it is not None]
     return sorted(records, key=lambda it: (it.created_us, it.id)), faults
 

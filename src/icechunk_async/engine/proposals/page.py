@@ -7,6 +7,8 @@ Everything in it was written by others: names, messages, attributes, values. All
 from __future__ import annotations
 
 import html
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         NodeReview,
         ProposalRecord,
     )
+    from icechunk_async.format.json.metadata import JSON
 
 __all__ = ["render"]
 
@@ -31,6 +34,8 @@ _POLICY: Final = (
 )
 _FIELD: Final = 12
 _GAP: Final = 1
+_MOST_DRAWN: Final = 100
+"""Arrays with maps."""
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d2329; --quiet: #5d6872; --paper: #ffffff;
   --panel: #f3f5f7; --line: #d5dbe1; --good: #1a7f37; --bad: #b42318; --none: #e6eaee;
@@ -51,7 +56,9 @@ pre { white-space: pre-wrap; background: var(--panel); padding: 0.7rem; margin: 
 table { border-collapse: collapse; } th { text-align: left; font-weight: 600; }
 th, td { padding: 0.2rem 1.2rem 0.2rem 0; vertical-align: top;
   border-bottom: 1px solid var(--line); }
-td.number { text-align: right; white-space: nowrap; }
+table.checks { width: 100%; } table.checks > tbody > tr > :last-child { padding-right: 0; }
+td.has { border-bottom: none; }
+td pre { max-height: 16rem; overflow-y: auto; } td.short { white-space: nowrap; }
 .maps { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0.6rem 0; }
 figcaption { color: var(--quiet); font-size: 0.85rem; max-width: 24rem; }
 svg { display: block; max-width: 100%; height: auto; }
@@ -85,6 +92,10 @@ def _text(text: object) -> str:
     return html.escape(printable(str(text), keep="\n"))
 
 
+def _json(value: JSON) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _time(microseconds: int) -> str:
     return f"{clock.from_us(microseconds):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -108,7 +119,7 @@ def _head(record: ProposalRecord) -> Iterator[str]:
         ("Snapshot that is proposed", record.source_id),
         (f"Tip of {record.into}", candidate.target_id),
         ("Merged state", candidate.snapshot_id),
-        *((f"Property {name}", value) for name, value in record.metadata.items()),
+        *((f"Property {name}", _json(value)) for name, value in record.metadata.items()),
     ]
     cells = (f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
     yield '<div class="wide"><table>' + "".join(cells) + "</table></div>"
@@ -125,24 +136,25 @@ def _checks(record: ProposalRecord) -> Iterator[str]:
     if not names:
         yield "<p>This proposal has no checks.</p>"
         return
-    yield '<div class="wide"><table><tr><th>Check</th><th>Outcome</th><th>Seconds</th>'
-    yield "<th>Ended at</th><th>What it said</th></tr>"
+    yield '<table class="checks"><tr><th>Check</th><th>Outcome</th></tr>'
     for name in names:
         yield _check(name, results.get(name))
-    yield "</table></div>"
+    yield "</table>"
 
 
 def _check(name: str, result: CheckResult | None) -> str:
     if result is None:
-        empty = "<td></td>" * 3
-        return f'<tr><td>{_text(name)}</td><td class="bad">not run</td>{empty}</tr>'
+        return f'<tr><td>{_text(name)}</td><td class="short bad">not run</td></tr>'
     kind = "good" if result.passed else "bad"
-    said = f"<pre>{_text(result.detail)}</pre>" if result.detail else ""
-    return (
-        f'<tr><td>{_text(name)}</td><td class="{kind}">{_text(result.outcome)}</td>'
-        f'<td class="number">{result.seconds:.3f}</td><td>{_time(result.at_us)}</td>'
-        f"<td>{said}</td></tr>"
+    has = ' class="has"' if result.detail else ""
+    row = (
+        f"<tr><td{has}>{_text(name)}<br>"
+        f'<span class="quiet">{result.seconds:.3f} s, until {_time(result.at_us)}</span></td>'
+        f'<td class="short {kind}{" has" if has else ""}">{_text(result.outcome)}</td></tr>'
     )
+    if not result.detail:
+        return row
+    return f'{row}<tr><td colspan="2"><pre>{_text(result.detail)}</pre></td></tr>'
 
 
 def _nodes(record: ProposalRecord) -> Iterator[str]:
@@ -167,7 +179,10 @@ def _node(node: NodeReview) -> str:
         f"<br>{_text(it.key)}: {_value(it.before)} &rarr; {_value(it.after)}" for it in node.keys
     )
     kind = "array" if node.is_array else "group"
-    return f"<tr><td>{_text(node.kind)}</td><td>{kind}</td><td>{where}{keys}</td></tr>"
+    return (
+        f'<tr><td class="short">{_text(node.kind)}</td><td class="short">{kind}</td>'
+        f"<td>{where}{keys}</td></tr>"
+    )
 
 
 def _value(value: str | None) -> str:
@@ -179,8 +194,9 @@ def _arrays(record: ProposalRecord) -> Iterator[str]:
     yield "<h2>Chunks and values</h2>"
     if not review.arrays:
         yield "<p>No chunk is written or removed.</p>"
-    for array in review.arrays:
-        yield from _array(array)
+    for number, array in enumerate(review.arrays):
+        drawn = number < _MOST_DRAWN  # more than this library stores
+        yield from _array(array if drawn else replace(array, chunks=None, values=None))
     if review.more_arrays:
         yield f'<p class="quiet">And {review.more_arrays} more arrays.</p>'
 
@@ -206,7 +222,7 @@ def _array(array: ArrayReview) -> Iterator[str]:
         for cell in array.first:
             index = ", ".join(map(str, cell.index))
             yield (
-                f"<tr><td>[{_text(index)}]</td><td>{_text(cell.before)}</td>"
+                f'<tr><td class="short">[{_text(index)}]</td><td>{_text(cell.before)}</td>'
                 f"<td>{_text(cell.after)}</td></tr>"
             )
         yield "</table></div>"
@@ -234,6 +250,7 @@ def _picture(found: ChangeMap, what: str, unit: str, more: str) -> str:
     fields = "".join(_fields(found, most, step, more))
     across = f"{found.column_cells:,}"
     axes = f"{found.row_cells:,} by {across}" if found.rows > 1 else across
+    unit = unit.removesuffix("s") if axes == "1" else unit
     return (
         f'<figure><svg role="img" aria-label="Map: {what}" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">'

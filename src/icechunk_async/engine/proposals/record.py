@@ -41,6 +41,7 @@ __all__ = [
     "ProposalState",
     "Review",
     "check_names",
+    "check_size",
     "decode_record",
     "encode_record",
 ]
@@ -364,19 +365,35 @@ def _map_to(found: ChangeMap | None) -> dict[str, Any] | None:
     }
 
 
+def check_size(size_bytes: int, proposal_id: ProposalId, number: int) -> None:
+    """Refuse a record that is too large.
+
+    Raises:
+        FormatError: it is.
+    """
+    if size_bytes > MOST_BYTES:
+        raise FormatError(
+            f"The {_name(proposal_id, number)} has {size_bytes} bytes, and at most {MOST_BYTES} "
+            "are read."
+        )
+
+
+def _name(proposal_id: ProposalId, number: int) -> str:
+    return f"record {number} of proposal {proposal_id}"
+
+
 def decode_record(data: bytes | memoryview, proposal_id: ProposalId, number: int) -> ProposalRecord:
     """Return the record that was stored for a proposal under a number.
 
     Raises:
         FormatError: it is damaged, of another proposal, or of a version that is too new.
     """
-    name = f"record {number} of proposal {proposal_id}"
-    if len(data) > MOST_BYTES:
-        raise FormatError(f"A {name} has {len(data)} bytes, and at most {MOST_BYTES} are read.")
+    name = _name(proposal_id, number)
+    check_size(len(data), proposal_id, number)
     part = parse_json(data, name)
     if part.members.get("format") != _FORMAT or part.members.get("version") != _VERSION:
         raise FormatError(
-            f"A {name} is of format {part.members.get('format')!r:.60}, version "
+            f"The {name} is of format {part.members.get('format')!r:.60}, version "
             f"{part.members.get('version')!r:.20}, and this library reads {_FORMAT!r}, version "
             f"{_VERSION}. Use a newer release."
         )
@@ -385,7 +402,7 @@ def decode_record(data: bytes | memoryview, proposal_id: ProposalId, number: int
     except FormatError:
         raise
     except (IcechunkError, ValueError) as error:  # of ids and states
-        raise FormatError(f"A {name} is damaged: {error}") from error
+        raise FormatError(f"The {name} is damaged: {error}") from error
 
 
 def _record_of(part: Part, proposal_id: ProposalId, number: int) -> ProposalRecord:

@@ -15,7 +15,7 @@ from icechunk_async.engine.commit.conflicts import Resolution
 from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.files.checks import damaged_chunk
 from icechunk_async.engine.files.packs import Packing, Packs
-from icechunk_async.engine.history import check_online
+from icechunk_async.engine.history import check_online, check_unprotected
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.upkeep.sweep import object_name, pages
 from icechunk_async.errors import InvalidInputError
@@ -148,6 +148,8 @@ async def compact(
         # List before the tip is read: an object that is written later is never taken for sparse.
         shares = await _stored(engine.storage)
         base = await engine.assets.snapshot(await engine.history.branch_tip(branch))
+        if not dry_run:
+            check_unprotected(engine.history, branch)
         session = _session(engine, base, branch, metadata)
         report = await _rewrite(
             session.workspace, shares, min_live_share, progress or no_progress, dry_run=dry_run

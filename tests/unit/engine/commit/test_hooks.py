@@ -188,6 +188,46 @@ async def test_a_hook_may_commit_to_the_branch() -> None:
         assert await read(session, "a/c/9") == b"\x09"
 
 
+async def test_hooks_that_commit_for_ever_are_stopped() -> None:
+    """After some levels; every commit that was made stands, and the rest is a failure."""
+    async with Repository.create(memory_url()) as first:
+        url = first.storage.description.url
+        await begin(first)
+
+    async def again(event: CommitEvent) -> None:
+        number = len(str(event.snapshot.message))
+        session = await repository.writable_session("main")
+        await write(session, "a/c/1", bytes([number]))
+        await session.commit("x" * (number + 1))
+
+    async with Repository.open(url, after_commit=[again]) as repository:
+        async with asyncio.timeout(20):
+            await commit(repository, "main", c2=2)
+        (failure,) = repository.hook_failures
+        assert "was not called: hooks that commit called each other 8 times" in failure.error
+        assert failure.event.snapshot.id == await repository.lookup_branch("main")
+        await commit(repository, "main", c2=3)  # and from the start again
+        assert len(repository.hook_failures) == 2
+
+
+async def test_whatever_a_hook_raises_the_commit_returns() -> None:
+    """The end of the process, and the cancellation of something that it waited for, too."""
+
+    async def exits(event: CommitEvent) -> None:
+        raise SystemExit(3)
+
+    async def cancels(event: CommitEvent) -> None:
+        waiting = asyncio.create_task(anyio.sleep_forever())
+        waiting.cancel()
+        await waiting
+
+    for hooks in ([exits], [cancels], [exits, cancels]):
+        async with Repository.create(memory_url(), after_commit=hooks) as repository:
+            await begin(repository)
+            found = sorted(it.hook for it in repository.hook_failures)
+            assert found == sorted(it.__name__ for it in hooks)
+
+
 async def test_a_cancelled_hook_leaves_the_commit() -> None:
     """The caller gave up while the hook ran."""
     begun = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from hypothesis import given
@@ -59,6 +60,7 @@ ATTRIBUTES = {
     "content",
     "http-equiv",
     "class",
+    "colspan",
     "role",
     "aria-label",
     "width",
@@ -205,6 +207,16 @@ def test_records_come_back_as_they_were(text: str) -> None:
         return
     given_record = record(text)
     assert decode_record(encode_record(given_record), given_record.id, 3) == given_record
+
+
+def test_a_record_of_many_maps_makes_no_huge_page() -> None:
+    """This library stores 40 arrays with maps; a record of others could have a thousand."""
+    given_record = record("x")
+    (array,) = given_record.review.arrays
+    review = replace(given_record.review, arrays=(array,) * 1_000)
+    page = render(replace(given_record, review=review))
+    assert page.count("<svg") == 200
+    assert page.count("<h3>") == 1_000
 
 
 async def test_a_hostile_repository_makes_a_harmless_page() -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
 
 import anyio
+import anyio.to_thread
+import numpy as np
 import pytest
+import zarr.api.asynchronous as zarr
 
 from icechunk_async import Repository
-from icechunk_async.engine.proposals.files import append, newest_numbers, record_key
+from icechunk_async.config import RepositoryConfig
+from icechunk_async.engine.proposals.files import append, load, load_all, newest_numbers, record_key
 from icechunk_async.errors import (
     ChecksFailedError,
     ConflictError,
@@ -19,6 +28,7 @@ from icechunk_async.errors import (
     MergeConflictError,
     NotFoundError,
     NothingToCommitError,
+    PermissionDeniedError,
     ProposalNotFoundError,
     ProposalStateError,
     UnsupportedBySpecError,
@@ -27,6 +37,7 @@ from icechunk_async.format.layout import PROPOSALS, snapshot_key
 from icechunk_async.proposals import Check, ProposalState
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import memory_url, objects, write
 from tests.unit.engine.proposals.places import Counting, begin, commit, contents
 
@@ -35,6 +46,9 @@ if TYPE_CHECKING:
 
     from icechunk_async.proposals import Proposal
     from icechunk_async.session import Session
+    from icechunk_async.storage import Data, Expected, RangeRequest, Retrieved, Version
+
+NO_INLINE = RepositoryConfig(inline_chunk_threshold_bytes=0)
 
 
 async def proposed(repository: Repository, *checks: Any, **more: Any) -> Proposal:
@@ -104,6 +118,30 @@ async def hangs(session: Session, proposal: Proposal) -> str | None:
     return None
 
 
+async def exits(session: Session, proposal: Proposal) -> Never:
+    """End the process."""
+    sys.exit(3)
+
+
+async def cancels(session: Session, proposal: Proposal) -> None:
+    """Wait for something that was cancelled."""
+    waiting = asyncio.create_task(anyio.sleep_forever())
+    waiting.cancel()
+    await waiting
+
+
+class UnspeakableError(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+async def unspeakable(session: Session, proposal: Proposal) -> Never:
+    """Raise it."""
+    raise UnspeakableError
+
+
 async def odd(session: Session, proposal: Proposal) -> Any:
     """Return nonsense."""
     return 7
@@ -119,6 +157,9 @@ def blocking(session: Session, proposal: Proposal) -> Any:
         (raises, "error", "RuntimeError: no"),
         (Check("hangs", hangs, timeout_seconds=0.01), "timed out", "stopped after 0.01 s"),
         (odd, "error", "returned int"),
+        (exits, "error", "SystemExit: 3"),
+        (cancels, "error", "CancelledError"),
+        (unspeakable, "error", "UnspeakableError, which cannot be shown"),
         (blocking, "error", "no async function"),
         (Check("gone", ["/nowhere/to/be/found"]), "error", "FileNotFoundError"),
         (
@@ -141,6 +182,24 @@ async def test_whatever_a_check_does_is_a_result(check: Any, outcome: str, detai
         with pytest.raises(ChecksFailedError):
             await proposal.accept()
         assert await contents(await repository.readonly_session("main")) == {}
+
+
+def wait_for_end(process: Path) -> None:
+    """Wait until a process is killed; that nobody waits for it does not matter."""
+    late = time.monotonic() + 20
+    while process.exists() and "State:\tZ" not in (process / "status").read_text("utf-8"):
+        assert time.monotonic() < late
+        time.sleep(0.01)
+
+
+async def test_what_a_command_leaves_running_is_killed(tmp_path: Path) -> None:
+    """Also if it ended itself: its output has not ended, so it takes until the time is over."""
+    note = tmp_path / "pid"
+    command = ["sh", "-c", f"sleep 60 & echo $! > {note}; exit 0"]
+    async with Repository.create(memory_url()) as repository:
+        proposal = await proposed(repository, Check("leaves", command, timeout_seconds=0.5))
+        assert proposal.results[0].outcome == "timed out"
+    await anyio.to_thread.run_sync(wait_for_end, Path("/proc", note.read_text("utf-8").strip()))
 
 
 async def test_a_command_reads_the_merged_state(tmp_path: Any) -> None:
@@ -391,6 +450,108 @@ async def test_a_candidate_that_was_collected_is_made_anew(repository: Repositor
         published = await opened.accept(checks=[check])
     assert check.seen[-1] == published != proposal.candidate.snapshot_id
     assert await contents(await repository.readonly_session("main")) == {1: 1}
+
+
+async def test_a_huge_record_is_not_read(repository: Repository) -> None:
+    """The listing shows that it is too large."""
+    proposal = await proposed(repository)
+    await repository.storage.put(record_key(proposal.id, 1), bytes(40 << 20))
+
+    class Unread(WrappedStorage):
+        async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+            raise AssertionError(f"{key} was read")
+
+    storage = Unread(repository.storage)
+    with pytest.raises(FormatError, match="has 41943040 bytes, and at most 16777216"):
+        await load(storage, proposal.id)
+    assert await load_all(storage) != ([], {})
+
+
+async def test_a_candidate_that_does_not_follow_the_branch_is_made_anew(
+    repository: Repository,
+) -> None:
+    """A record that names another snapshot would drop commits of the branch, or publish nothing."""
+    proposal = await proposed(repository)
+    await commit(repository, "main", c9=9)
+    await proposal.refresh()
+    tip = await repository.lookup_branch("main")
+    for wrong in (proposal.source_id, tip):  # a sibling, and the tip itself
+        await proposal.reload()
+        candidate = replace(proposal.candidate, snapshot_id=wrong)
+        assert await append(repository.storage, proposal._record, candidate=candidate) is not None
+    published = await (await repository.proposal(proposal.id)).accept()
+    assert (await repository.lookup_snapshot(published)).parent_id == tip
+    assert (await contents(await repository.readonly_session("main")))[9] == 9
+
+
+async def test_accepting_that_cannot_go_on_leaves_an_open_proposal(repository: Repository) -> None:
+    """A process was killed before it moved the branch, and the branch moved since."""
+    proposal = await proposed(repository)
+    record = (await repository.proposal(proposal.id))._record
+    assert await append(repository.storage, record, state=ProposalState.ACCEPTING) is not None
+    await commit(repository, "main", c7=7)
+    with pytest.raises(ConflictError, match="nothing was published"):
+        await proposal.accept(when_moved="refuse")
+    assert (await repository.proposal(proposal.id)).state is ProposalState.OPEN
+
+
+@pytest.mark.parametrize("first", [PermissionDeniedError("no (on purpose)"), None])
+async def test_what_was_published_is_returned_whatever_comes_then(
+    repository: Repository, first: Exception | None
+) -> None:
+    """The state that says so cannot be stored, or another process stores one before."""
+    proposal_id = (await proposed(repository)).id
+
+    class Late(WrappedStorage):
+        moved = False
+
+        async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+            if key.startswith(PROPOSALS) and key.endswith(".json") and self.moved:
+                if first is not None:
+                    raise first
+                self.moved = False  # once
+                record = (await repository.proposal(proposal_id))._record
+                await append(repository.storage, record, state=ProposalState.ACCEPTING)
+            version = await self.wrapped.put(key, data, if_version=if_version)
+            self.moved |= not key.startswith(PROPOSALS)
+            return version
+
+    async with Repository.open(Late(repository.storage)) as other:
+        accepting = await other.proposal(proposal_id)
+        published = await accepting.accept()
+        assert accepting.state is ProposalState.ACCEPTED
+    assert await repository.lookup_branch("main") == published
+    again = await repository.proposal(proposal_id)
+    if first is None:
+        assert again.state is ProposalState.ACCEPTED
+    else:
+        assert await again.accept() == published
+
+
+async def test_damage_can_be_mended_by_a_proposal() -> None:
+    """Chunks of the branch that are lost, or that no codec reads: the review says so."""
+    for damage in (None, b"\xff" * 9):
+        async with Repository.create(memory_url(), config=NO_INLINE) as repository:
+            session = await repository.writable_session("main")
+            await zarr.create_array(
+                session.store, name="x", data=np.arange(400.0), chunks=(100,), fill_value=-1
+            )
+            base = await session.commit("base")
+            await repository.create_branch("mend", base)
+            for key in [it for it in await objects(repository.storage) if it.startswith("chunks/")]:
+                if damage is None:
+                    await repository.storage.delete([key])
+                else:
+                    await repository.storage.put(key, damage)
+            session = await repository.writable_session("mend")
+            array = await zarr.open_array(store=session.store, path="x")
+            await array.setitem(..., np.ones(400))
+            await session.commit("mended")
+            proposal = await repository.propose("mend")
+            (review,) = proposal.review.arrays
+            assert review.changed == 4
+            assert "not compared" in review.note
+            await proposal.accept()
 
 
 async def test_closing_while_it_is_accepted_waits_for_the_outcome(repository: Repository) -> None:

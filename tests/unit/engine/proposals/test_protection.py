@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async import Repository
+from icechunk_async import Packing, Repository
 from icechunk_async.errors import (
     BranchNotFoundError,
     BranchProtectedError,
@@ -18,7 +18,7 @@ from icechunk_async.errors import (
     UnsupportedBySpecError,
 )
 from icechunk_async.storage import open_storage
-from tests.helpers import memory_url, objects, write
+from tests.helpers import make_array, memory_url, objects, write
 from tests.unit.engine.proposals.places import Counting, begin, commit, contents
 
 if TYPE_CHECKING:
@@ -69,6 +69,29 @@ async def test_direct_changes_are_refused_before_anything_is_uploaded(
         with pytest.raises(BranchProtectedError, match=r"changes only by proposals.*propose"):
             await WAYS[way](protected)
     assert await objects(protected.storage) == before
+
+
+async def test_compaction_is_refused_before_it_rewrites_anything() -> None:
+    """It would upload all that it moves; what it would do can be seen."""
+    packing = Packing(target_bytes=10_000, max_chunk_bytes=2_000)
+    async with Repository.create(memory_url(), packing=packing) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (60,), (1,))
+        for number in range(60):
+            await write(session, f"a/c/{number}", bytes([number]) * 1_000)
+        await session.commit("whole")
+        session = await repository.writable_session("main")
+        for number in [it for it in range(60) if it % 10 > 2]:  # each object is sparse then
+            await write(session, f"a/c/{number}", bytes([number + 100]) * 1_000)
+        await session.commit("changed")
+        await repository.protect_branch()
+        before = await objects(repository.storage)
+        assert (await repository.compact("main", dry_run=True)).chunks
+        with pytest.raises(BranchProtectedError, match=r"unprotect_branch"):
+            await repository.compact("main")
+        assert await objects(repository.storage) == before
+        await repository.unprotect_branch()
+        assert (await repository.compact("main")).chunks
 
 
 async def test_resets_and_deletions_are_refused(protected: Repository) -> None:
