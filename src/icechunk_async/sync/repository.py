@@ -5,8 +5,11 @@ from __future__ import annotations
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
+
+from anyio import to_thread
 
 from icechunk_async.engine.open import as_snapshot_id
 from icechunk_async.errors import (
@@ -812,6 +815,8 @@ class Repository(Displayed):
         chunks: Mapping[Hashable, int] | None = None,
     ) -> xarray.Dataset:
         with translated():
+            # Importing xarray takes a second, which would hold up all who use the loop.
+            await to_thread.run_sync(import_module, "icechunk_async.sync.cube")
             from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- on use
             from icechunk_async.sync.datasets.cube import Elsewhere, open_cube  # noqa: PLC0415 -- needs xarray
         choice = Choice(along, since, until, every, limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import sys
 from typing import TYPE_CHECKING, Any
@@ -92,9 +93,14 @@ async def test_that_of_a_native_repository_pickles_too(tmp_path: Path) -> None:
     assert dataset.a.values.tolist() == [[0.0, 1.0, 2.0]]
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "processes", "sync"])
+@pytest.mark.parametrize(
+    "scheduler", ["threads", "sync", pytest.param("processes", marks=pytest.mark.thorough)]
+)
 def test_dask_computes_blocks(repository: icechunk.Repository, scheduler: str) -> None:
-    """Of one chunk in space and all versions, unless others are asked for."""
+    """Of one chunk in space and all versions, unless others are asked for.
+
+    A cluster, below, shows processes in every run.
+    """
     expected = _stack(repository)
     dataset = repository.cube("a", chunks={})
     assert dataset.a.chunks == ((VERSIONS,), (10,) * 4, (20,) * 2)
@@ -127,6 +133,27 @@ def test_bad_input_raises_errors_of_the_facade(repository: icechunk.Repository) 
         repository.cube("b")
     with pytest.raises(icechunk.IcechunkError, match="along='days'"):
         repository.cube("a", along="weeks")  # type: ignore[arg-type]
+
+
+def test_xarray_is_not_imported_on_the_event_loop(
+    repository: icechunk.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a second, for which all who use the facade would have to wait."""
+    name, loops = open_cube.__module__, list[object]()
+
+    class Finder:
+        """Looks who imports the module."""
+
+        @staticmethod
+        def find_spec(module: str, *_: object) -> None:
+            if module == name:
+                loops.append(asyncio._get_running_loop())
+
+    monkeypatch.setattr(icechunk, "cube", sys.modules[name], raising=False)  # put back at the end
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    repository.cube("a")
+    assert loops == [None]
 
 
 def test_a_missing_xarray_is_named(
