@@ -10,6 +10,12 @@ from typing import Final
 __all__ = ["REASONS"]
 
 REASONS: Final = {
+    "Compare, merge, follow and stack versions": """
+*Net diff of a commit and the one before it*: the official engine's difference is the log of the
+commit, that is, which chunks it touched. Ours also reads both snapshots, looks these chunks up in
+both manifests, leaves out those that are the same, and returns the references of the others. Where
+the log is enough, ask for `diff`, see *ours, diff*.
+""",
     "Import, and open for the first time": """
 Half of the time is the standard library making some 150 dataclasses in the 140 to 165 modules
 that are needed; the official engine is one compiled library. What serves configuration, upkeep,
