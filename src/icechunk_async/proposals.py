@@ -130,19 +130,19 @@ class Check:
         """Validate the check."""
         check_names([self.name])
         seconds: object = self.timeout_seconds
-        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInputError(
                 f"The check {self.name!r} needs a finite time limit above 0 s, not {seconds!r}."
             )
         run: object = self.run
         if callable(run):
             return
-        if isinstance(run, str | bytes) or not isinstance(run, Sequence) or not run:
+        if isinstance(run, str | bytes) or not isinstance(run, Sequence) or not run:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInputError(
                 f"The check {self.name!r} is {run!r:.80}; it must be an async function, or a "
                 "command as a list of arguments, such as ['python', 'audit.py']."
             )
-        if not all(isinstance(it, str) and "\0" not in it for it in run):
+        if not all(isinstance(it, str) and "\0" not in it for it in run):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInputError(f"The command of the check {self.name!r} has to be all text.")
 
 
@@ -901,7 +901,7 @@ async def _call(
     said: object = await found
     if said is None:
         return "passed", ""
-    if isinstance(said, str):
+    if isinstance(said, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return "failed", said
     return "error", (
         f"The check returned {type(said).__name__}; it returns None if all is well, or a sentence "

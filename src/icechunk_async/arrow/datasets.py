@@ -354,7 +354,7 @@ class ArrayFragment(RowFragment):
     def partition_expression(self) -> pc.Expression:
         """Knowledge about all rows: the least and greatest coordinates."""
         spans = zip(*self._boxes, strict=True)
-        return self._dataset._known(  # noqa: SLF001 -- both are of this module
+        return self._dataset._known(  # noqa: SLF001 -- both are of this module  # pyright: ignore[reportPrivateUsage]
             tuple((min(a for a, _ in it), max(b for _, b in it)) for it in spans)
         )
 
@@ -362,8 +362,8 @@ class ArrayFragment(RowFragment):
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
     ) -> RowScanner:
         dataset = self._dataset
-        query = _Query(columns, dataset._joined(expression), batch_size)  # noqa: SLF001
-        return dataset._scan_boxes(query, self._boxes)  # noqa: SLF001
+        query = _Query(columns, dataset._joined(expression), batch_size)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return dataset._scan_boxes(query, self._boxes)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,5 +396,5 @@ def _reopened(
     expression: pc.Expression | None,
 ) -> ArrayDataset:
     found = ArrayDataset(source, arrays, fragment_bytes)
-    found._filter = expression  # noqa: SLF001 -- it is of this module
+    found._filter = expression  # noqa: SLF001 -- it is of this module  # pyright: ignore[reportPrivateUsage]
     return found

@@ -38,7 +38,7 @@ from icechunk_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
 
     from rich.console import Console
 
@@ -211,7 +211,7 @@ def repository_command[D](
 @asynccontextmanager
 async def _opened(
     url: str, options: dict[str, Any], authorize: list[str] | None = None
-) -> AsyncIterator[Repository]:
+) -> AsyncGenerator[Repository]:
     """Open a repository; if it is damaged, the error says which commands look at it and mend it."""
     from icechunk_async import Repository  # noqa: PLC0415  # slow to import
 

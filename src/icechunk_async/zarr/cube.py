@@ -210,14 +210,14 @@ class _Reading:
 
         async def read(number: int) -> None:
             uses = np.divmod(order[bounds[number] : bounds[number + 1]], len(places))
-            path, coords = versions[uses[0][0]].path, tuple(places[uses[1][0]].tolist())
-            values = await _decoded(self._engine, form, chunks[number], path, coords)
+            path, coords = versions[uses[0][0]].path, tuple(places[uses[1][0]].tolist())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            values = await _decoded(self._engine, form, chunks[number], path, coords)  # pyright: ignore[reportUnknownArgumentType]
             writes: list[tuple[Indices, list[_Piece]]] = []
             for place in np.unique(uses[1]).tolist():
-                index = np.unravel_index(place, grid) if grid else ()
-                whole = [axis[it] for axis, it in zip(pieces, index, strict=True)]
-                some = [states[it] for it in uses[0][uses[1] == place].tolist()]
-                writes.extend(self._writes(form, some, whole))
+                index = np.unravel_index(place, grid) if grid else ()  # pyright: ignore[reportUnknownVariableType]
+                whole = [axis[it] for axis, it in zip(pieces, index, strict=True)]  # pyright: ignore[reportUnknownArgumentType]
+                some = [states[it] for it in uses[0][uses[1] == place].tolist()]  # pyright: ignore[reportUnknownVariableType]
+                writes.extend(self._writes(form, some, whole))  # pyright: ignore[reportUnknownArgumentType]
             size_bytes = sum(len(rows) for rows, _ in writes) * values.nbytes
             await self._engine.assets.compute(
                 lambda: self._write(values, writes), size_bytes=size_bytes

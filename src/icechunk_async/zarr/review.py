@@ -136,10 +136,11 @@ def _keys(before: bytes, after: bytes, most: int) -> tuple[KeyReview, ...]:
 
 def _flat(document: bytes) -> dict[str, str]:
     loaded: Any = json.loads(document)
-    attributes = loaded.pop("attributes", None) or {}
-    named = {f"attributes[{name!r}]": value for name, value in attributes.items()}
+    attributes = loaded.pop("attributes", None) or {}  # pyright: ignore[reportUnknownVariableType]
+    named = {f"attributes[{name!r}]": value for name, value in attributes.items()}  # pyright: ignore[reportUnknownVariableType]
     return {
-        name: json.dumps(value, ensure_ascii=False) for name, value in {**loaded, **named}.items()
+        name: json.dumps(value, ensure_ascii=False)
+        for name, value in {**loaded, **named}.items()  # pyright: ignore[reportUnknownVariableType]
     }
 
 

@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, list):
-        return [_plain(it) for it in value]
+        return [_plain(it) for it in value]  # pyright: ignore[reportUnknownVariableType]
     return str(value)
 
 

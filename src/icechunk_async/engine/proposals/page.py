@@ -211,12 +211,12 @@ def _array(array: ArrayReview) -> Iterator[str]:
         yield f'<p class="quiet">{_text(array.note)}</p>'
     pictures = []
     if array.chunks is not None:
-        pictures.append(_picture(array.chunks, "Number of chunks that changed", "chunks", "chunk"))
+        pictures.append(_picture(array.chunks, "Number of chunks that changed", "chunks", "chunk"))  # pyright: ignore[reportUnknownMemberType]
     if array.values is not None:
         what = "Mean change of the cells that changed: orange up, blue down"
-        pictures.append(_picture(array.values, what, "cells", "up"))
+        pictures.append(_picture(array.values, what, "cells", "up"))  # pyright: ignore[reportUnknownMemberType]
     if pictures:
-        yield '<div class="maps">' + "".join(pictures) + "</div>"
+        yield '<div class="maps">' + "".join(pictures) + "</div>"  # pyright: ignore[reportUnknownArgumentType]
     if array.first:
         yield '<div class="wide"><table><tr><th>Cell</th><th>Before</th><th>After</th></tr>'
         for cell in array.first:

@@ -249,7 +249,7 @@ def check_names(names: Collection[str]) -> tuple[str, ...]:
         raise InvalidInputError(f"Checks are several names; {names!r} is one text. Give a list.")
     given: Collection[object] = names
     for name in given:
-        if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME:
+        if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInputError(
                 f"A check has a name of 1 to {MOST_NAME} characters, and not {name!r:.80}."
             )

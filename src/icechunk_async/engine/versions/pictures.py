@@ -165,7 +165,7 @@ def draw_authors(
         # The newest stands out most from the page.
         ends = (0.95, 0.25) if dark else (0.0, 0.85)
         tones = mpl.colormaps["viridis"](np.linspace(*ends, count))
-        all_tones = ListedColormap(np.vstack([mpl.colors.to_rgba_array(colours[2]), tones]))
+        all_tones = ListedColormap(np.vstack([mpl.colors.to_rgba_array(colours[2]), tones]))  # pyright: ignore[reportAttributeAccessIssue]
         extent = (low[1] - 0.5, high[1] - 0.5, high[0] - 0.5, low[0] - 0.5)
         axes.imshow(
             grid,

@@ -190,12 +190,12 @@ def choose(infos: Sequence[SnapshotInfo], choice: Choice) -> tuple[list[Snapshot
         count = int(days[-1] - days[0]) + 1
         _check_count(-(-count // choice.every), choice)
         every_day = days[-1] - np.arange(count)[::-1]
-        rows = np.searchsorted(days, every_day, side="right") - 1
+        rows = np.searchsorted(days, every_day, side="right") - 1  # pyright: ignore[reportUnknownVariableType]
         moments = (every_day + 1) * _DAY_US - 1
-    rows = rows[::-1][:: choice.every][: choice.limit][::-1]
+    rows = rows[::-1][:: choice.every][: choice.limit][::-1]  # pyright: ignore[reportUnknownVariableType]
     moments = moments[::-1][:: choice.every][: choice.limit][::-1]
-    _check_count(len(rows), choice)
-    return [infos[row] for row in rows.tolist()], moments
+    _check_count(len(rows), choice)  # pyright: ignore[reportUnknownArgumentType]
+    return [infos[row] for row in rows.tolist()], moments  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def _check_count(count: int, choice: Choice) -> None:
@@ -312,7 +312,7 @@ class _Trail:
         used = list(dict.fromkeys(row for row in rows.tolist() if row >= 0))
         places = np.full(len(states) + 1, -1, np.int32)
         places[used] = np.arange(len(used))
-        return Track(tuple(states[row] for row in used), places[rows])
+        return Track(tuple(states[row] for row in used), places[rows])  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _coordinates(node: Node, snapshot: Snapshot) -> Iterator[tuple[str, str]]:

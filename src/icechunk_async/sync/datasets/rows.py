@@ -67,8 +67,8 @@ _NoFiles: Final[Any] = type(
     (fs.FileSystemHandler,),
     {
         **dict.fromkeys(fs.FileSystemHandler.__abstractmethods__, refuse),
-        "get_type_name": lambda _: "icechunk-async",
-        "normalize_path": lambda _, path: path,
+        "get_type_name": lambda _: "icechunk-async",  # pyright: ignore[reportUnknownLambdaType]
+        "normalize_path": lambda _, path: path,  # pyright: ignore[reportUnknownLambdaType]
     },
 )
 
@@ -184,12 +184,9 @@ class RowScanner:
 class RowReading(ABC):
     """The methods of a dataset, and of a part of one, that read rows.
 
-    All take the same arguments, and those of pyarrow that change no row.
-
-    Args:
-        columns: names; or by name an expression to compute; all columns if None.
-        filter: only rows for which an expression of `pyarrow.compute` is true.
-        batch_size: the most rows of a batch.
+    All take the same arguments, and those of pyarrow that change no row: `columns` has names, or by
+    name an expression to compute, and is None for all columns; `filter` is an expression of
+    `pyarrow.compute` that rows have to fulfil; `batch_size` is the most rows of a batch.
 
     Raises:
         InvalidInputError: there is no such column, or an expression cannot be computed.
