@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icechunk_async.arrow.boxes import num_rows
 from icechunk_async.arrow.guarantees import Filtered, axis_mask, chunk_mask, known_values
 from icechunk_async.arrow.rows import RowPlan, grid_of
 from icechunk_async.arrow.table import (
@@ -30,6 +31,7 @@ from icechunk_async.sync.datasets.rows import (
 )
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.storage import Storage
+from icechunk_async.zarr.queries.expressions import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.arrow.boxes import Box, Span
     from icechunk_async.arrow.table import TableShape
-    from icechunk_async.session import AnySession
     from icechunk_async.sync.datasets.rows import Columns
 
     type Mask = npt.NDArray[np.bool_]
@@ -76,8 +77,8 @@ def dataset(
     Args:
         source: the URL of a repository, or one that is open, or a read-only session.
         group: path of the group; the root if empty.
-        ref: a branch, a tag or the id of a snapshot, as `Repository.readonly_session` takes it;
-            `main~2` is two commits before the tip. By default `main`.
+        ref: a branch, a tag, the id of a snapshot or its first letters, or steps back: `main~2` is
+            two commits before the tip. By default `main`.
         arrays: names of the arrays, which must have the same dimensions; by default those with the
             most dimensions.
         decode: decode CF times, scales, offsets and fill values as xarray does.
@@ -96,11 +97,10 @@ def dataset(
     if batch_rows < 1 or fragment_bytes < 1:
         raise InvalidInputError("batch_rows and fragment_bytes must be positive.")
     session = _session(source, ref, storage_options)
-    return ArrayDataset(
-        ArrayGroup(session, group.strip("/"), decode, nan_as_null, batch_rows),
-        None if arrays is None else tuple(arrays),
-        fragment_bytes,
-    )
+    shown = ArrayGroup(session, group.strip("/"), decode, nan_as_null, batch_rows)
+    chosen = None if arrays is None else tuple(arrays)
+    with translated():
+        return ArrayDataset(_Table.open(shown, chosen, fragment_bytes))
 
 
 def _session(
@@ -161,22 +161,109 @@ class ArrayGroup:
         """Return the session of the snapshot."""
         return self.read_from
 
-    def path_of(self, name: str) -> str:
-        """Return the path of an array of the group."""
-        return f"/{self.group}/{name}" if self.group else f"/{name}"
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """A group that has been opened."""
+    """A group that has been opened as a table. It pickles as what opened it."""
 
+    source: ArrayGroup
+    arrays: tuple[str, ...] | None
+    fragment_bytes: int
     dataset: xarray.Dataset
     shape: TableShape
-    schema: pa.Schema = field(init=False)
+    schema: pa.Schema
 
-    def __post_init__(self) -> None:
-        schema = pa.schema([(column.name, column.type) for column in self.shape.columns])
-        object.__setattr__(self, "schema", schema)
+    @classmethod
+    def open(cls, source: ArrayGroup, arrays: tuple[str, ...] | None, fragment_bytes: int) -> Self:
+        """Open the group; reads no chunk."""
+        dataset = open_group(source)
+        shape = table_shape(dataset, arrays, types=ARROW_TYPES)
+        schema = pa.schema([(column.name, column.type) for column in shape.columns])
+        return cls(source, arrays, fragment_bytes, dataset, shape, schema)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Table.open, (self.source, self.arrays, self.fragment_bytes)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of cells along each dimension."""
+        return tuple(int(self.dataset.sizes[dim]) for dim in self.shape.dims)
+
+    def scan(
+        self,
+        columns: Columns,
+        expression: pc.Expression | None,
+        batch_size: int | None,
+        boxes: Sequence[Box] | None = None,
+    ) -> RowScanner:
+        """Return the scanner of some columns of the rows that pass a filter; of all boxes if None.
+
+        Raises:
+            InvalidInputError: there is no such column, or an expression cannot be computed.
+        """
+        filtered = None if expression is None else Filtered.by(expression, self.schema)
+        wanted = set(needed_by(columns, self.schema))
+        if filtered is not None:
+            wanted.update(filtered.refers)
+        # Rows have a number even if nothing of them is read.
+        names = [it for it in self.schema.names if it in wanted] or self.schema.names[:1]
+        plan = self._plan(names, filtered, batch_size)
+        if boxes is None:
+            boxes = [box for part in self._parts(plan, filtered) for box in part]
+        return RowScanner(plan.schema, plan.rows(boxes), columns, expression)
+
+    def parts(self, expression: pc.Expression | None) -> list[tuple[Box, ...]]:
+        """Return groups of boxes of whole chunks that may have rows which pass a filter."""
+        filtered = None if expression is None else Filtered.by(expression, self.schema)
+        return self._parts(self._plan(self.schema.names, filtered, None), filtered)
+
+    def known(self, boxes: Sequence[Box]) -> pc.Expression:
+        """Return an expression that the coordinates of all rows of some boxes fulfil."""
+        found: pc.Expression = pc.scalar(True)  # noqa: FBT003 -- Arrow's
+        for dim, spans in zip(self.shape.dims, zip(*boxes, strict=True), strict=True):
+            reach = min(start for start, _ in spans), max(stop for _, stop in spans)
+            known = known_values(dim, self._coordinates(dim, reach))
+            found = found if known is None else found & known
+        return found
+
+    def _plan(
+        self, names: Sequence[str], filtered: Filtered | None, batch_size: int | None
+    ) -> RowPlan:
+        """Return the reading of some columns of the rows that a filter may keep."""
+        masks = [
+            axis_mask(filtered, dim, self._coordinates(dim, (0, length)))
+            if filtered is not None and dim in filtered.refers
+            else None
+            for dim, length in zip(self.shape.dims, self.lengths, strict=True)
+        ]
+
+        def keep(axis: int, span: Span) -> Mask | None:
+            mask = masks[axis]
+            return None if mask is None else mask[slice(*span)]
+
+        rows = min(batch_size or self.source.batch_rows, self.source.batch_rows)
+        return RowPlan(
+            self.dataset,
+            self.shape,
+            pa.schema([self.schema.field(name) for name in names]),
+            grid_of(self.dataset, self.shape, map(self.shape.column, names)),
+            replace(self.source, batch_rows=rows),
+            keep,
+        )
+
+    def _parts(self, plan: RowPlan, filtered: Filtered | None) -> list[tuple[Box, ...]]:
+        """Return groups of boxes, without chunks whose statistics exclude them."""
+        kept = None
+        if filtered is not None and self.shape.dims and self.source.decode:
+            columns = map(self.shape.column, filtered.refers)
+            whole = [it for it in columns if it.variable and set(it.dims) == set(self.shape.dims)]
+            kept = chunk_mask(self.source.session(), plan, filtered, whole) if whole else None
+        if kept is None:
+            return plan.parts(self.fragment_bytes)
+        return plan.parts_of_chunks(kept, self.fragment_bytes)
+
+    def _coordinates(self, dim: str, span: Span) -> pa.Array[Any]:
+        return dimension_values(self.dataset, self.shape.column(dim), span, self.source)
 
 
 class ArrayDataset(RowDataset):
@@ -185,64 +272,42 @@ class ArrayDataset(RowDataset):
     It is a `pyarrow.dataset.Dataset`: engines take it where they take datasets. A filter first
     selects along the dimensions, by their coordinates; then among chunks, by the statistics that
     `Repository.analyze` stores; the rest is applied to the rows. Only columns that are asked for,
-    or that the filter needs, are read.
+    or that the filter needs, are read. Rows come in C order within the chunks that are read
+    together; sort where an order is needed.
 
     It pickles, with the storage options that opened it, secrets included.
 
-    Cost: coordinates of filters are read whole, once for each scan. A scan holds about 64 MiB of
-    values, or two chunks, and a few batches.
+    Cost: coordinates of filters are read whole, once for each scan. A scan holds about 32 MiB of
+    values, or one chunk, and a batch.
     """
 
-    def __init__(
-        self, source: ArrayGroup, arrays: tuple[str, ...] | None, fragment_bytes: int
-    ) -> None:  # pyright: ignore[reportMissingSuperCall]
-        """Open the group; use `dataset`."""
-        self._source = source
-        self._arrays = arrays
-        self._fragment_bytes = fragment_bytes
-        self._filter: pc.Expression | None = None
-        opened = open_group(source)
-        self._table = _Table(opened, table_shape(opened, arrays, types=ARROW_TYPES))
-        super().__init__(self._table.schema)
+    def __init__(self, table: _Table, expression: pc.Expression | None = None) -> None:
+        """Keep the table; use `dataset`."""
+        super().__init__(table.schema)
+        self._table = table
+        self._filter = expression
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self._source, self._arrays, self._fragment_bytes, self._filter)
+        return ArrayDataset, (self._table, self._filter)
 
     def __repr__(self) -> str:
-        shape = ", ".join(f"{dim}: {self._table.dataset.sizes[dim]}" for dim in self._dims)
-        source = self._source
+        table = self._table
+        shape = ", ".join(
+            f"{dim}: {length}" for dim, length in zip(table.shape.dims, table.lengths, strict=True)
+        )
         return (
-            f"<icechunk_async.arrow.ArrayDataset of {source.group or '/'!r} in snapshot "
-            f"{source.snapshot_id}, ({shape})>\n{self.schema}"
+            f"<icechunk_async.arrow.ArrayDataset of {table.source.group or '/'!r} in snapshot "
+            f"{self.snapshot_id}, ({shape})>\n{self.schema}"
         )
 
     @property
     def snapshot_id(self) -> str:
         """The snapshot that the rows are of."""
-        return self._source.snapshot_id
-
-    @property
-    def _dims(self) -> tuple[str, ...]:
-        return self._table.shape.dims
-
-    @property
-    def _lengths(self) -> tuple[int, ...]:
-        return tuple(int(self._table.dataset.sizes[dim]) for dim in self._dims)
+        return self._table.source.snapshot_id
 
     def filter(self, expression: pc.Expression) -> ArrayDataset:
         """Return a dataset of those rows that a filter keeps, too."""
-        joined = self._joined(expression)
-        return _reopened(self._source, self._arrays, self._fragment_bytes, joined)
-
-    def count_rows(
-        self,
-        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
-        **options: Any,
-    ) -> int:
-        """Return the number of rows; without a filter nothing is read."""
-        if self._joined(filter) is None:
-            return prod(self._lengths)
-        return super().count_rows(filter, **options)
+        return ArrayDataset(self._table, joined(self._filter, expression))
 
     def get_fragments(
         self,
@@ -250,97 +315,31 @@ class ArrayDataset(RowDataset):
     ) -> Iterator[ArrayFragment]:
         """Return parts of whole chunks that can be read apart, without those a filter excludes."""
         with translated():
-            _, parts = self._plan(_Query(None, self._joined(filter), None))
-        return (ArrayFragment(self, boxes) for boxes in parts)
-
-    def _joined(self, given: pc.Expression | None) -> pc.Expression | None:
-        if given is None or self._filter is None:
-            return self._filter if given is None else given
-        return self._filter & given
+            parts = self._table.parts(joined(self._filter, filter))
+        return (ArrayFragment(self._table, boxes, self._filter) for boxes in parts)
 
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
     ) -> RowScanner:
-        return self._scan_boxes(_Query(columns, self._joined(expression), batch_size))
+        return self._table.scan(columns, expression, batch_size)
 
-    def _scan_boxes(self, query: _Query, boxes: Sequence[Box] | None = None) -> RowScanner:
-        """Return the scanner of a query, over some boxes or over all."""
-        plan, parts = self._plan(query, boxes)
-        rows = plan.rows(box for part in parts for box in part)
-        return RowScanner(plan.schema, rows, query.columns, query.filter)
-
-    def _plan(
-        self, query: _Query, boxes: Sequence[Box] | None = None
-    ) -> tuple[RowPlan, list[tuple[Box, ...]]]:
-        """Return the reading of a query: a plan, and the groups of boxes that may have its rows."""
-        table, shape = self._table, self._table.shape
-        filtered = None if query.filter is None else Filtered.by(query.filter, self.schema)
-        names = query.names(self.schema, () if filtered is None else filtered.refers)
-        schema = pa.schema([self.schema.field(name) for name in names])
-        grid = grid_of(table.dataset, shape, map(shape.column, names))
-        masks = self._masks(filtered)
-
-        def keep(axis: int, span: Span) -> Mask | None:
-            mask = masks[axis]
-            return None if mask is None else mask[slice(*span)]
-
-        rows = min(query.batch_size or self._source.batch_rows, self._source.batch_rows)
-        source = replace(self._source, batch_rows=rows)
-        plan = RowPlan(table.dataset, shape, schema, grid, source, keep)
-        if boxes is not None:  # of a fragment, which `get_fragments` found by statistics as well
-            return plan, [tuple(boxes)]
-        kept = self._kept(plan, filtered)
-        if kept is None:
-            return plan, plan.parts(self._fragment_bytes)
-        return plan, plan.parts_of_chunks(kept, self._fragment_bytes)
-
-    def _masks(self, filtered: Filtered | None) -> list[Mask | None]:
-        """Return for each dimension which indices a filter may keep; None for all."""
-        masks: list[Mask | None] = []
-        for dim, length in zip(self._dims, self._lengths, strict=True):
-            if filtered is None or dim not in filtered.refers:
-                masks.append(None)
-                continue
-            column = self._table.shape.column(dim)
-            values = dimension_values(self._table.dataset, column, (0, length), self._source)
-            masks.append(axis_mask(filtered, dim, values))
-        return masks
-
-    def _kept(self, plan: RowPlan, filtered: Filtered | None) -> Mask | None:
-        """Return which chunks a filter may keep by statistics; None if they say nothing."""
-        if filtered is None or not self._dims or not self._source.decode:
-            return None
-        columns = map(self._table.shape.column, filtered.refers)
-        whole = [it for it in columns if it.variable and set(it.dims) == set(self._dims)]
-        if not whole:
-            return None
-
-        async def ask(session: AnySession) -> Mask | None:
-            return await chunk_mask(session, plan, filtered, whole)
-
-        return run(self._source.read_from.handle.ask(ask))
-
-    def _known(self, box: Box) -> pc.Expression:
-        """Return an expression that the coordinates of a box fulfil."""
-        found: pc.Expression = pc.scalar(True)  # noqa: FBT003 -- Arrow's
-        for dim, span in zip(self._dims, box, strict=True):
-            column = self._table.shape.column(dim)
-            values = dimension_values(self._table.dataset, column, span, self._source)
-            known = known_values(dim, values)
-            found = found if known is None else found & known
-        return found
+    def _count(self) -> int:
+        return prod(self._table.lengths)
 
 
 class ArrayFragment(RowFragment):
     """Rows of some whole chunks of an `ArrayDataset`, which can be read apart; it pickles."""
 
-    def __init__(self, dataset: ArrayDataset, boxes: tuple[Box, ...]) -> None:
+    def __init__(
+        self, table: _Table, boxes: tuple[Box, ...], expression: pc.Expression | None
+    ) -> None:
         """Keep the boxes; use `ArrayDataset.get_fragments`."""
-        self._dataset = dataset
+        self._table = table
         self._boxes = boxes
+        self._filter = expression
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrayFragment, (self._dataset, self._boxes)
+        return ArrayFragment, (self._table, self._boxes, self._filter)
 
     def __repr__(self) -> str:
         return f"<icechunk_async.arrow.ArrayFragment of {len(self._boxes)} boxes: {self._boxes[0]}>"
@@ -348,53 +347,18 @@ class ArrayFragment(RowFragment):
     @property
     def physical_schema(self) -> pa.Schema:
         """The columns."""
-        return self._dataset.schema
+        return self._table.schema
 
     @property
     def partition_expression(self) -> pc.Expression:
         """Knowledge about all rows: the least and greatest coordinates."""
-        spans = zip(*self._boxes, strict=True)
-        return self._dataset._known(  # noqa: SLF001 -- both are of this module  # pyright: ignore[reportPrivateUsage]
-            tuple((min(a for a, _ in it), max(b for _, b in it)) for it in spans)
-        )
+        return self._table.known(self._boxes)
 
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
     ) -> RowScanner:
-        dataset = self._dataset
-        query = _Query(columns, dataset._joined(expression), batch_size)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        return dataset._scan_boxes(query, self._boxes)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        # Statistics were asked when the fragments were found.
+        return self._table.scan(columns, expression, batch_size, self._boxes)
 
-
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """Columns, and a filter, of one scan."""
-
-    columns: Columns
-    filter: pc.Expression | None
-    batch_size: int | None
-
-    def names(self, schema: pa.Schema, refers: Sequence[str]) -> list[str]:
-        """Return the columns to read, at least one.
-
-        Args:
-            schema: all columns.
-            refers: those that the filter refers to.
-
-        Raises:
-            InvalidInputError: there is no such column.
-        """
-        wanted = {*refers, *needed_by(self.columns, schema)}
-        # Rows have a number even if nothing of them is read.
-        return [name for name in schema.names if name in wanted] or schema.names[:1]
-
-
-def _reopened(
-    source: ArrayGroup,
-    arrays: tuple[str, ...] | None,
-    fragment_bytes: int,
-    expression: pc.Expression | None,
-) -> ArrayDataset:
-    found = ArrayDataset(source, arrays, fragment_bytes)
-    found._filter = expression  # noqa: SLF001 -- it is of this module  # pyright: ignore[reportPrivateUsage]
-    return found
+    def _count(self) -> int:
+        return sum(map(num_rows, self._boxes))

@@ -17,10 +17,17 @@ import xarray
 from xarray.conventions import decode_cf_variable
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.arrow.table import stored_attributes, times_decoder, to_arrow, values_of
+from icechunk_async.arrow.table import (
+    path_of,
+    stored_attributes,
+    times_decoder,
+    to_arrow,
+    values_of,
+)
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.tiledb.arrays.pruning import may_match, needed_columns
+from icechunk_async.sync.bridge.portal import run
 from icechunk_async.zarr.queries.arrays import QueriedArray
+from icechunk_async.zarr.queries.expressions import between, may_match, needed_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,30 +36,20 @@ if TYPE_CHECKING:
 
     from icechunk_async.arrow.boxes import Span
     from icechunk_async.arrow.rows import RowPlan
-    from icechunk_async.arrow.table import Column
+    from icechunk_async.arrow.table import Column, GroupSource
+    from icechunk_async.format.statistics import Rows
     from icechunk_async.session import AnySession
+    from icechunk_async.sync.session import Session
 
     type Mask = npt.NDArray[np.bool_]
 
-__all__ = ["MOST_CHUNKS", "Filtered", "axis_mask", "chunk_mask", "known_values"]
+__all__ = ["Filtered", "axis_mask", "chunk_mask", "known_values"]
 
 _WIDE: Final = 512
 """Ranges of a dimension that are looked at before only the edges of those kept are."""
-MOST_CHUNKS: Final = 20_000
+_MOST_CHUNKS: Final = 20_000
 """Chunks of an array whose statistics are looked at: a second of work."""
 _CONCURRENT: Final = 8
-
-
-def _within(name: str, low: Any, high: Any, nulls: int) -> pc.Expression:
-    """Return the knowledge that a column lies between two scalars, both included, or is null."""
-    column: Any = pc.field(name)
-    known: pc.Expression
-    if not nulls:
-        known = (column >= low) & (column <= high)
-        return known
-    is_null = column.is_null()
-    known = ((column >= low) | is_null) & ((column <= high) | is_null)
-    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +123,16 @@ def known_values(name: str, values: pa.Array[Any]) -> pc.Expression | None:
     """Return an expression that all values of a column fulfil; None if nothing is known."""
     if values.null_count == len(values):
         return pc.field(name).is_null()
-    if pa.types.is_floating(values.type) and np.isnan(values.to_numpy(zero_copy_only=False)).any():
-        return None  # NaN is in no order
+    if pa.types.is_floating(values.type):
+        is_nan = pc.fill_null(pc.is_nan(values), fill_value=False)
+        if is_nan.to_numpy(zero_copy_only=False).any():
+            return None  # NaN is in no order
     bounds: Any = pc.min_max(values)
-    return _within(name, bounds["min"], bounds["max"], values.null_count)
+    return between(name, bounds["min"], bounds["max"], nullable=values.null_count > 0)
 
 
-async def chunk_mask(
-    session: AnySession, plan: RowPlan, filtered: Filtered, columns: Sequence[Column]
+def chunk_mask(
+    session: Session, plan: RowPlan, filtered: Filtered, columns: Sequence[Column]
 ) -> Mask | None:
     """Return which chunks of a table's grid may have rows that a filter keeps, by statistics.
 
@@ -148,22 +147,29 @@ async def chunk_mask(
         20,000 chunks.
 
     Cost: for each column one listing, and one request for each manifest and each object with
-    statistics that is not cached.
+    statistics that is not cached; some 50 microseconds for each chunk.
     """
     candidates = np.argwhere(_by_axes(plan))
-    if not 0 < len(candidates) <= MOST_CHUNKS:
+    if not 0 < len(candidates) <= _MOST_CHUNKS:
         return None
 
-    async def one(column: Column) -> Mask | None:
-        facts = await _facts(session, plan, column, candidates)
-        return None if facts is None else may_match(filtered.expression, filtered.schema, facts)
+    async def find(native: AnySession) -> list[_Known | None]:
+        async def one(column: Column) -> _Known | None:
+            return await _known(native, plan, column, candidates)
 
-    masks = await bounded_map(one, columns, limit=_CONCURRENT)
-    known = [it for it in masks if it is not None]
-    if not known:
+        return await bounded_map(one, columns, limit=_CONCURRENT)
+
+    # The loop only reads: what takes long is decided in the thread that asks.
+    found = run(session.handle.ask(find))
+    masks = [
+        may_match(filtered.expression, filtered.schema, it.facts(plan.source))
+        for it in found
+        if it is not None
+    ]
+    if not masks:
         return None
     mask = np.zeros(plan.grid.counts, bool)
-    mask[tuple(candidates.T)] = np.logical_and.reduce(known)
+    mask[tuple(candidates.T)] = np.logical_and.reduce(masks)
     return mask
 
 
@@ -180,12 +186,55 @@ def _by_axes(plan: RowPlan) -> Mask:
     return found
 
 
-async def _facts(
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """The statistics of some chunks of one column."""
+
+    column: Column
+    array: QueriedArray
+    rows: Rows
+    known: Mask
+
+    def facts(self, source: GroupSource) -> list[pc.Expression | None]:
+        """Return for each chunk an expression that its rows fulfil; None where nothing is known."""
+        rows, known = self.rows, self.known
+        if not source.nan_as_null:
+            known = known & (rows["nulls"] == 0)  # NaN is in no order
+        has_values = known & (rows["count"] > 0)
+        lows = self._shown(rows["low"], has_values)
+        highs = self._shown(rows["high"], has_values)
+        if self.array.meaning.is_reversed:
+            lows, highs = highs, lows
+        name = self.column.name
+        facts: list[pc.Expression | None] = []
+        for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            if not known[at]:
+                facts.append(None)
+            elif not has_values[at]:
+                facts.append(pc.field(name).is_null())
+            elif low.as_py() is None or high.as_py() is None:
+                facts.append(None)
+            else:
+                facts.append(between(name, low, high, nullable=bool(rows["nulls"][at])))
+        return facts
+
+    def _shown(self, bounds: npt.NDArray[Any], chosen: Mask) -> pa.Array[Any]:
+        """Return bounds of stored numbers as the table has them: xarray decodes them as values."""
+        meaning = self.array.meaning
+        numbers = np.where(chosen, bounds, bounds.dtype.type(0)).astype(meaning.numbers)
+        stored = numbers.view(meaning.stored.newbyteorder("="))
+        variable = xarray.Variable(("chunk",), stored, stored_attributes(self.array.array))
+        decode = cast("Any", decode_cf_variable)
+        decoded = decode(self.column.name, variable, decode_times=times_decoder(decode=True))
+        return to_arrow(values_of(decoded), self.column.type)
+
+
+async def _known(
     session: AnySession, plan: RowPlan, column: Column, candidates: npt.NDArray[np.int64]
-) -> list[pc.Expression | None] | None:
-    """Return an expression for each chunk that its statistics prove; None without any."""
+) -> _Known | None:
+    """Return the statistics of chunks of a column; None if there are none."""
     try:
-        array = await QueriedArray.open(session, plan.source.path_of(column.name))
+        array = await QueriedArray.open(session, path_of(plan.source, column.name))
     except InvalidInputError:
         return None  # its values have no order
     order = [plan.shape.dims.index(dim) for dim in column.dims]
@@ -193,34 +242,4 @@ async def _facts(
         return None
     chunks = await array.known_chunks(session)
     rows, known = chunks.statistics(candidates[:, order])
-    if not plan.source.nan_as_null:
-        known &= rows["nulls"] == 0  # NaN is in no order
-    has_values = known & (rows["count"] > 0)
-    lows = _shown(array, column, rows["low"], has_values)
-    highs = _shown(array, column, rows["high"], has_values)
-    is_null = pc.field(column.name).is_null()
-    facts: list[pc.Expression | None] = []
-    for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
-        if not known[at]:
-            facts.append(None)
-        elif not has_values[at]:
-            facts.append(is_null)
-        elif low.as_py() is None or high.as_py() is None:
-            facts.append(None)
-        else:
-            ends = (high, low) if array.meaning.is_reversed else (low, high)
-            facts.append(_within(column.name, *ends, nulls=int(rows["nulls"][at])))
-    return facts
-
-
-def _shown(
-    array: QueriedArray, column: Column, bounds: npt.NDArray[Any], chosen: Mask
-) -> pa.Array[Any]:
-    """Return bounds of stored numbers as the table shows them: xarray decodes them like values."""
-    meaning = array.meaning
-    numbers = np.where(chosen, bounds, bounds.dtype.type(0)).astype(meaning.numbers)
-    stored = numbers.view(meaning.stored.newbyteorder("="))
-    variable = xarray.Variable(("chunk",), stored, stored_attributes(array.array))
-    decode = cast("Any", decode_cf_variable)
-    decoded = decode(column.name, variable, decode_times=times_decoder(decode=True))
-    return to_arrow(values_of(decoded), column.type)
+    return _Known(column, array, rows, known) if known.any() else None

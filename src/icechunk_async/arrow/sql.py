@@ -10,7 +10,7 @@ from icechunk_async.arrow.naming import free_name, group_name
 from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.sync.bridge.portal import run
-from icechunk_async.tables import TABLES, read_table
+from icechunk_async.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ def connect(
     ref: str = "main",
     at: Mapping[str, str] | None = None,
     named_in: str | None = None,
-    tables: Iterable[str] = TABLES,
+    tables: Iterable[str] = (),
     storage_options: Mapping[str, Any] | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """Return a connection of DuckDB, in memory, in which the groups of a repository are tables.
@@ -43,17 +43,16 @@ def connect(
     The arrays of the root group are the table `data`, those of the group `a/b` are `a_b`. Where the
     arrays of a group have several sets of dimensions, there is a table for each; others than the
     one with the most dimensions are named by theirs, such as `data_by_time`. Tables about the
-    repository begin with `icechunk_`, such as `icechunk_snapshots`; they are read when this is
-    called. Rows of arrays are read when a statement asks for them, and only those that it needs.
+    repository begin with `icechunk_`, such as `icechunk_snapshots`, and are read into memory when
+    this is called. Rows of arrays are read when a statement asks for them.
 
     Args:
         source: the URL of a repository, or one that is open.
         ref: a branch, a tag, the id of a snapshot, or steps back such as `main~2`. Later commits do
             not change the tables.
         at: other refs, by a name: with `{"old": "main~1"}` there are `old_data` and so on, too.
-        named_in: a statement; groups and tables about the repository whose names are not in it are
-            left out. None for all groups, and no table about the repository but those in `tables`.
-        tables: which tables about the repository to make.
+        named_in: a statement; tables whose names are not in it are left out.
+        tables: which tables about the repository to make, of `icechunk_async.tables.TABLES`.
         storage_options: for the storage, with a URL.
 
     Raises:

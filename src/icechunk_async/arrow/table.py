@@ -40,6 +40,7 @@ __all__ = [
     "check_type",
     "dimension_values",
     "open_group",
+    "path_of",
     "stored_attributes",
     "table_kinds",
     "table_shape",
@@ -82,9 +83,10 @@ class GroupSource(Protocol):
         """Return the session of the snapshot."""
         ...
 
-    def path_of(self, name: str) -> str:
-        """Return the path of an array of the group."""
-        ...
+
+def path_of(source: GroupSource, name: str) -> str:
+    """Return the path of an array of the group."""
+    return f"/{source.group}/{name}" if source.group else f"/{name}"
 
 
 def arrays_of(source: GroupSource) -> dict[str, Any]:

@@ -645,10 +645,6 @@ class ReadOptions:
         assert self.snapshot_id is not None
         return self.repository.session(self.snapshot_id)
 
-    def path_of(self, name: str) -> str:
-        """Return the path of an array of the group."""
-        return f"/{self.group}/{name}" if self.group else f"/{name}"
-
     @property
     def repository(self) -> SharedRepository:
         """The repository to read, with this task's share of the budget."""

@@ -1,4 +1,4 @@
-"""Statements of SQL that every engine answers alike, over the table ``weather``."""
+"""A repository of weather, statements of SQL about it, and what its chunks are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import numpy as np
 import xarray
 
 from icechunk_async.sync import Repository, RepositoryConfig
+from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk
+from icechunk_async.tables import read_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 SHAPE: Final = (24, 9, 8)
@@ -78,3 +81,22 @@ def make_weather(folder: Path) -> Repository:
     to_icechunk(dataset, session, encoding=encoding)
     session.commit("Weather")
     return repository
+
+
+def keep_only(folder: Path, kept: Collection[str]) -> None:
+    """Remove the objects of all chunks of a repository but some."""
+    for path in (folder / "chunks").iterdir():
+        if path.name not in kept:
+            path.unlink()
+
+
+def objects_of(
+    repository: Repository, array: str, inside: Callable[[list[int]], bool] | None = None
+) -> set[str]:
+    """Return the names of the objects of an array's chunks, or of some by their coordinates."""
+    table = run(repository.handle.ask(lambda it: read_table(it, "chunks", branch="main")))
+    return {
+        row["location"].rpartition("/")[2]
+        for row in table.to_pylist()
+        if row["array"] == array and (inside is None or inside(row["chunk"]))
+    }

@@ -20,7 +20,7 @@ from icechunk_async.errors import InvalidInputError, NodeNotFoundError, NotFound
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import open_dataset, to_icechunk
-from tests.unit.arrow.queries import make_weather
+from tests.unit.arrow.queries import keep_only, make_weather, objects_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,34 +208,14 @@ def test_an_array_without_dimensions_is_one_row(tmp_path: Path) -> None:
     assert found.count_rows(pc.field("v") > 5) == 0
 
 
-def _keep_only(folder: Path, kept: set[str]) -> None:
-    """Remove all chunks of a repository but some."""
-    for path in (folder / "chunks").iterdir():
-        if path.name not in kept:
-            path.unlink()
-
-
-def _objects(repository: Repository, array: str, inside: Callable[[list[int]], bool]) -> set[str]:
-    """Return the names of the objects of some chunks."""
-    from icechunk_async.sync.bridge.portal import run
-    from icechunk_async.tables import read_table
-
-    table = run(repository.handle.ask(lambda it: read_table(it, "chunks", branch="main")))
-    return {
-        row["location"].rpartition("/")[2]
-        for row in table.to_pylist()
-        if row["array"] == array and inside(row["chunk"])
-    }
-
-
 def test_a_filter_on_coordinates_reads_only_the_chunks_with_matching_cells(tmp_path: Path) -> None:
     """The other chunks do not even exist."""
     repository = make_weather(tmp_path)
     axes = {f"/{name}" for name in ("time", "lat", "lon")}
-    kept = set.union(*(_objects(repository, it, lambda _: True) for it in axes))
+    kept = set.union(*(objects_of(repository, it) for it in axes))
     # The first 9 days, and latitudes above 20, are in two by one rows of chunks.
-    kept |= _objects(repository, "/t", lambda it: it[0] < 2 and it[1] == 0)
-    _keep_only(tmp_path, kept)
+    kept |= objects_of(repository, "/t", lambda it: it[0] < 2 and it[1] == 0)
+    keep_only(tmp_path, kept)
     early = pc.field("time") < pa.scalar(np.datetime64("2020-01-10", "us").item())
     found = arrow.dataset(repository).to_table(["t"], filter=early & (pc.field("lat") > 20))
     assert found.num_rows == 9 * 4 * 8
@@ -251,11 +231,11 @@ def test_a_filter_on_values_reads_only_chunks_whose_statistics_allow_it(tmp_path
     dataset = open_dataset(repository.readonly_session("main"))
     high = float(np.sort(dataset["t"].values[~np.isnan(dataset["t"].values)])[-3])
     place = np.argwhere(dataset["t"].values >= high) // (7, 4, 3)
-    kept = _objects(repository, "/t", lambda it: it in place.tolist())
+    kept = objects_of(repository, "/t", lambda it: it in place.tolist())
     assert len(kept) <= 3
     for name in ("time", "lat", "lon"):
-        kept |= _objects(repository, f"/{name}", lambda _: True)
-    _keep_only(tmp_path, kept)
+        kept |= objects_of(repository, f"/{name}")
+    keep_only(tmp_path, kept)
     found = arrow.dataset(repository).to_table(["lat", "t"], filter=pc.field("t") >= high)
     expected = [it for it in rows if it["t"] is not None and it["t"] >= high]
     key = operator.itemgetter("t")
@@ -268,8 +248,8 @@ def test_columns_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
     repository = make_weather(tmp_path)
     kept = set[str]()
     for name in ("time", "lat", "lon", "quality"):
-        kept |= _objects(repository, f"/{name}", lambda _: True)
-    _keep_only(tmp_path, kept)
+        kept |= objects_of(repository, f"/{name}")
+    keep_only(tmp_path, kept)
     dataset = arrow.dataset(repository)
     assert dataset.count_rows() == 24 * 9 * 8
     assert dataset.to_table(["quality"]).num_rows == 24 * 9 * 8
@@ -281,7 +261,7 @@ def test_the_first_rows_read_no_later_chunk(tmp_path: Path) -> None:
     values = np.zeros((12, 1 << 20), "f8")
     dataset = xarray.Dataset({"v": (("x", "y"), values + np.arange(12)[:, None])})
     repository = _create(tmp_path, dataset, v={"chunks": (1, 1 << 20)})
-    _keep_only(tmp_path, _objects(repository, "/v", lambda it: it[0] < 4))
+    keep_only(tmp_path, objects_of(repository, "/v", lambda it: it[0] < 4))
     assert arrow.dataset(repository).head(5, ["v"]).num_rows == 5
     batches = arrow.dataset(repository).to_batches(["v"])
     assert next(batches).num_rows == 1 << 17

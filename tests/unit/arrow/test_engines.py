@@ -9,9 +9,11 @@ import pytest
 
 from icechunk_async import arrow
 from icechunk_async.sync.xarray import open_dataset
-from tests.unit.arrow.queries import QUERIES, make_weather
+from tests.unit.arrow.queries import QUERIES, keep_only, make_weather, objects_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from icechunk_async.sync import Repository
 
 duckdb: Any = pytest.importorskip("duckdb", reason="duckdb is not installed: see the group test")
@@ -104,3 +106,56 @@ def test_two_snapshots_are_joined_in_one_query(repository: Repository) -> None:
         "order by lon"
     ).fetchall()
     assert changed == [(0.0,), (45.0,)]
+
+
+def _matches(engine: str, dataset: arrow.ArrayDataset, condition: str) -> int:
+    """Return how many rows an engine finds."""
+    statement = f"select count(lon) from weather where {condition}"  # noqa: S608 -- of this file
+    if engine == "duckdb":
+        connection = duckdb.connect()
+        connection.register("weather", dataset)
+        found: int = connection.sql(statement).fetchall()[0][0]
+    elif engine == "polars":
+        frame = polars.scan_pyarrow_dataset(dataset)
+        found = polars.SQLContext(weather=frame).execute(statement, eager=True).item()
+    else:
+        context = datafusion.SessionContext()
+        context.register_dataset("weather", dataset)
+        found = context.sql(statement).collect()[0].to_pylist()[0]["count(weather.lon)"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "condition", "is_handed_over"),
+    [
+        ("duckdb", "time < timestamp '2020-01-08 00:00:00' and quality >= 0", True),
+        ("duckdb", "lat <= -80 and quality >= 0", True),
+        ("duckdb", "lat > 67 and quality >= 0", False),
+        ("polars", "lat > 67 and quality >= 0", True),
+        ("polars", "lat in (90, 67.5) and quality >= 0", True),
+        ("datafusion", "lat > 67 and quality >= 0", True),
+        ("datafusion", "lat in (90, 67.5) and quality >= 0", True),
+    ],
+)
+def test_conditions_that_an_engine_hands_over_choose_chunks(
+    tmp_path: Path, engine: str, condition: str, *, is_handed_over: bool
+) -> None:
+    """The page says which: without the other chunks of an array, their queries succeed."""
+    repository = make_weather(tmp_path)
+    dataset = arrow.dataset(repository, fragment_bytes=4096)
+    expected = _matches(engine, dataset, condition)
+    assert expected > 0
+    sides = {"time": lambda it: it[0] == 0, "lat <=": lambda it: it[1] == 2}
+    inside = next((it for name, it in sides.items() if condition.startswith(name)), None)
+    keep_only(
+        tmp_path,
+        {
+            *objects_of(repository, "/quality", inside or (lambda it: it[1] == 0)),
+            *(name for it in ("time", "lat", "lon") for name in objects_of(repository, f"/{it}")),
+        },
+    )
+    if is_handed_over:
+        assert _matches(engine, arrow.dataset(repository), condition) == expected
+    else:
+        with pytest.raises(Exception, match=r"missing|not found|damaged"):
+            _matches(engine, arrow.dataset(repository), condition)

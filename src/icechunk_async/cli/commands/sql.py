@@ -73,11 +73,17 @@ async def sql(
 
     def work() -> Rows:
         from icechunk_async.arrow import connect  # noqa: PLC0415 -- slow to import
+        from icechunk_async.tables import TABLES  # noqa: PLC0415 -- as above
 
         if output is not None:
             _check(output)
         connection = connect(
-            url, ref=ref, at=others, named_in=statement, storage_options=options or None
+            url,
+            ref=ref,
+            at=others,
+            named_in=statement,
+            tables=TABLES,
+            storage_options=options or None,
         )
         return _result(connection, statement, output, limit)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.arrow.boxes import cut, grouped
-from icechunk_async.arrow.table import arrays_of, open_group, values_of
+from icechunk_async.arrow.table import arrays_of, open_group, path_of, values_of
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 
@@ -175,7 +175,7 @@ async def _listed(
     """Return the references in a box, from those manifests that may have any."""
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
     workspace = session.workspace
-    state = workspace.array_state(options.path_of(name))
+    state = workspace.array_state(path_of(options, name))
     found: list[ChunkBatch] = []
     for manifest in state.manifests:
         spans = zip(manifest.extents, box, strict=True)
@@ -199,7 +199,7 @@ def rows_of(
     sizes = np.array(chunk_shape(array), np.int64).reshape(-1)
     start = coords * sizes
     stop = np.minimum(start + sizes, np.array(array.shape, np.int64).reshape(-1))
-    path = options.path_of(name)
+    path = path_of(options, name)
     encode = array.metadata.encode_chunk_key
     keys = [f"{path[1:]}/{encode(tuple(it))}" for it in coords.tolist()]
     columns: dict[str, pa.Array[Any]] = {
@@ -231,7 +231,7 @@ async def _stored(
     repository: Repository, options: ReadOptions, name: str, coords: npt.NDArray[np.int64]
 ) -> list[bytes]:
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
-    path = options.path_of(name)
+    path = path_of(options, name)
 
     async def load(place: list[int]) -> bytes:
         data = await session.workspace.read_chunk(path, tuple(place))
@@ -250,7 +250,7 @@ def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
         session = await repository.readonly_session(snapshot_id=options.snapshot_id)
         starts: set[int] = set()
         for name in names:
-            starts |= _starts(session, options.path_of(name))
+            starts |= _starts(session, path_of(options, name))
         return tuple(sorted(starts))
 
     return options.repository.ask(find)

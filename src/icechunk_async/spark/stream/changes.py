@@ -36,6 +36,7 @@ from icechunk_async.arrow.table import (
     check_type,
     dimension_values,
     open_group,
+    path_of,
     table_shape,
     to_arrow,
     values_of,
@@ -618,7 +619,7 @@ def changed_chunks(
     new = options.pinned(commit.snapshot_id)
     old = None if commit.parent_id is None else options.pinned(commit.parent_id)
     arrays: dict[str, Any] = {}
-    path = options.path_of(part.array)
+    path = path_of(options, part.array)
     for box in part.boxes:
         found = options.repository.ask(partial(_changes_in, part, path, box))
         if found is None:

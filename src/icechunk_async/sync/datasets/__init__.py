@@ -1,5 +1,6 @@
 """Datasets of other libraries over what this one reads: of pyarrow, and of xarray.
 
-`rows` is what all datasets of pyarrow share; `tiledb` has those of sparse TileDB arrays, and
-`icechunk_async.arrow` those of Zarr arrays. `cube` has xarray's dataset of many versions.
+`rows` is shared by all datasets of pyarrow: those of sparse TileDB arrays, in
+`icechunk_async.sync.tiledb`, and those of Zarr arrays, in `icechunk_async.arrow`. `cube` has
+xarray's dataset of many versions.
 """

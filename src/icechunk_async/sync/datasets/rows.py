@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.sync.errors import translated
-from icechunk_async.tiledb.arrays.pruning import needed_columns
+from icechunk_async.zarr.queries.expressions import joined, needed_columns
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -193,11 +193,18 @@ class RowReading(ABC):
         IcechunkError: reading failed.
     """
 
+    _filter: pc.Expression | None
+    """Rows that do not pass are not part of this; None for all."""
+
     @abstractmethod
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
     ) -> RowScanner:
-        """Return the scanner of some columns of the rows that pass a filter."""
+        """Return the scanner of some columns of the rows that pass a filter, the own one in it."""
+
+    @abstractmethod
+    def _count(self) -> int | None:
+        """Return the number of all rows, if no row has to be read for it."""
 
     def scanner(
         self,
@@ -214,7 +221,7 @@ class RowReading(ABC):
         if unknown:
             raise TypeError(f"Datasets of this library have no argument {min(unknown)!r}.")
         with translated():
-            return self._scan(columns, filter, batch_size)
+            return self._scan(columns, joined(self._filter, filter), batch_size)
 
     def to_batches(
         self,
@@ -258,7 +265,12 @@ class RowReading(ABC):
         filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
         **options: Any,
     ) -> int:
-        """Return the number of rows."""
+        """Return the number of rows; none is read if all count and their number is known."""
+        if joined(self._filter, filter) is None:
+            with translated():
+                known = self._count()
+            if known is not None:
+                return known
         return self.scanner(columns=[], filter=filter, **options).count_rows()
 
     def take(self, *_: object, **__: object) -> NoReturn:

@@ -1,8 +1,7 @@
 """Find the tiles that may hold rows of a filter, from boxes and bounds, by Arrow's own logic.
 
-A filter is an expression of Arrow. What is known of a tile is another one: coordinates and values
-lie between bounds. Arrow simplifies the filter by what is known; where it becomes false, no row of
-the tile can pass. Arrow offers that for the files of a dataset, so a tile stands for a file here.
+`icechunk_async.zarr.queries.expressions` decides from what is known of a tile: the bounds of its
+coordinates and values.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-from pyarrow import fs
 
-from icechunk_async.errors import InvalidInputError
 from icechunk_async.tiledb.arrays.arrow import to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells
 from icechunk_async.tiledb.arrays.statistics import TileBounds
+from icechunk_async.zarr.queries.expressions import between, may_match
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,72 +26,11 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.arrays.cells import Field
     from icechunk_async.tiledb.format.fragment import Boxes, RTree
 
-__all__ = ["as_expression", "known_range", "matching_tiles", "may_match", "needed_columns"]
+__all__ = ["known_range", "matching_tiles"]
 
 _GIVE_UP_SHARE: Final = 0.9
 """If a level of the tree drops less than one box in ten, the levels below are not looked at."""
 _GIVE_UP_BOXES: Final = 1000
-
-
-def as_expression(filters: Any) -> pc.Expression | None:
-    """Return a filter as an expression of Arrow.
-
-    Args:
-        filters: an expression; or a list of tuples such as ``("x", ">", 3)``, which must all hold;
-            or a list of such lists, of which one must hold; or None.
-
-    Raises:
-        InvalidInputError: it is something else.
-    """
-    if filters is None or isinstance(filters, pc.Expression):
-        return filters
-    import pyarrow.parquet as pq  # noqa: PLC0415 -- slow to import
-
-    try:
-        found: pc.Expression = pq.filters_to_expression(filters)
-    except (ValueError, TypeError, IndexError) as error:
-        raise InvalidInputError(
-            f"{filters!r:.200} is not a filter: {error}. Give an expression of pyarrow.compute, or "
-            "a list of tuples such as ('x', '>', 3)."
-        ) from error
-    return found
-
-
-def needed_columns(expression: pc.Expression, schema: pa.Schema) -> list[str]:
-    """Return the columns that an expression refers to.
-
-    Raises:
-        InvalidInputError: it refers to one that does not exist, or cannot be computed.
-    """
-    _bind(expression, schema)
-    return [
-        name
-        for number, name in enumerate(schema.names)
-        if not _binds(expression, schema.remove(number))
-    ]
-
-
-def _binds(expression: pc.Expression, schema: pa.Schema) -> bool:
-    try:
-        _bind(expression, schema)
-    except InvalidInputError:
-        return False
-    return True
-
-
-def _bind(expression: pc.Expression, schema: pa.Schema) -> None:
-    try:
-        schema.empty_table().filter(expression)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowNotImplementedError,
-        pa.ArrowKeyError,
-        pa.ArrowTypeError,
-    ) as error:
-        raise InvalidInputError(
-            f"The filter {str(expression)[:200]!r} cannot be applied: {error}. Columns: "
-            f"{', '.join(schema.names)[:500]}."
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +45,7 @@ class _Known:
         """Return the knowledge about the column in some boxes; None if nothing is known."""
         field, bounds = self.field, self.bounds
         lows, highs = _scalars(field, bounds.lows[rows]), _scalars(field, bounds.highs[rows])
-        column = pc.field(self.column)
-        is_null = column.is_null()
+        is_null = pc.field(self.column).is_null()
         found: list[pc.Expression | None] = []
         for at, row in enumerate(rows):
             low, high = lows[at], highs[at]
@@ -118,10 +53,8 @@ class _Known:
                 found.append(is_null)
             elif not bounds.known[row] or low is None or high is None:
                 found.append(None)
-            elif bounds.nulls[row]:
-                found.append(((column >= low) | is_null) & ((column <= high) | is_null))
             else:
-                found.append((column >= low) & (column <= high))
+                found.append(between(self.column, low, high, nullable=bool(bounds.nulls[row])))
         return found
 
 
@@ -150,28 +83,7 @@ def known_range(field: Field, low: Any, high: Any) -> pc.Expression | None:
     first, last = _scalars(field, ends)
     if first is None or last is None:
         return None
-    column = pc.field(field.name)
-    return (column >= first) & (column <= last)
-
-
-def may_match(
-    expression: pc.Expression, schema: pa.Schema, known: Sequence[pc.Expression | None]
-) -> npt.NDArray[np.bool_]:
-    """Return for each thing of which something is known whether a row of it can pass a filter."""
-    found = np.zeros(len(known), bool)
-    if not len(known):
-        return found
-    always = pc.scalar(True)  # noqa: FBT003 -- Arrow's
-    dataset = ds.FileSystemDataset.from_paths(
-        [str(number) for number in range(len(known))],
-        schema=schema,
-        format=ds.IpcFileFormat(),
-        filesystem=fs.LocalFileSystem(),
-        partitions=[always if it is None else it for it in known],
-    )
-    for fragment in dataset.get_fragments(filter=expression):
-        found[int(fragment.path)] = True
-    return found
+    return between(field.name, first, last)
 
 
 def matching_tiles(

@@ -21,16 +21,11 @@ from icechunk_async.tiledb.arrays.arrow import arrow_type, to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells, fill_cells
 from icechunk_async.tiledb.arrays.deleting import kept_cells
 from icechunk_async.tiledb.arrays.dense import tiles_at_once
-from icechunk_async.tiledb.arrays.pruning import (
-    as_expression,
-    known_range,
-    matching_tiles,
-    may_match,
-    needed_columns,
-)
+from icechunk_async.tiledb.arrays.pruning import known_range, matching_tiles
 from icechunk_async.tiledb.arrays.statistics import attribute_bounds
 from icechunk_async.tiledb.arrays.tiles import TimeTiles, open_field, read_coords
 from icechunk_async.tiledb.format.schema import Attribute
+from icechunk_async.zarr.queries.expressions import as_expression, may_match, needed_columns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence

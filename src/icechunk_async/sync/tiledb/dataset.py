@@ -20,6 +20,7 @@ from icechunk_async.sync.datasets.rows import (
     needed_by,
 )
 from icechunk_async.sync.errors import translated
+from icechunk_async.zarr.queries.expressions import joined
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Iterator
@@ -47,19 +48,14 @@ class _Rows(RowReading):
     """
 
     _reader: SparseReader
-    _filter: pc.Expression | None
     _parts: tuple[ScanPart, ...] | None
-
-    def _joined(self, expression: pc.Expression | None) -> pc.Expression | None:
-        own = self._filter
-        return own if expression is None else expression if own is None else own & expression
 
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
     ) -> RowScanner:
         reader = self._reader
         names = None if columns is None else needed_by(columns, reader.arrow_schema)
-        scan = reader.scan(names, self._joined(expression))
+        scan = reader.scan(names, expression)
         batches = self._batches(scan, batch_size or BATCH_ROWS)
         return RowScanner(scan.schema, batches, columns if isinstance(columns, Mapping) else None)
 
@@ -71,30 +67,17 @@ class _Rows(RowReading):
             for start in range(0, batch.num_rows, most_rows):
                 yield batch.slice(start, most_rows)
 
-    def count_rows(
-        self,
-        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
-        **options: Any,
-    ) -> int:
-        """Return the number of rows.
-
-        No tile is read if there is no filter, and neither deletions nor cells that others hide.
-        """
-        if self._joined(filter) is None and self._is_plain():
-            parts = self._parts
-            if parts is None:
-                with translated():
-                    scan = self._reader.scan([], None)
-                parts = tuple(_run(scan.plan()))
-            return sum(it.cells for it in parts)
-        return super().count_rows(filter, **options)
-
-    def _is_plain(self) -> bool:
-        """Return whether every stored cell is a row."""
+    def _count(self) -> int | None:
+        """Return the number of cells, unless some are deleted or hidden by others."""
         reader = self._reader
         if reader.may_repeat() or reader.deletions:
-            return False
-        return not any(it.footer.has_cell_times or it.footer.has_deletes for it in reader.fragments)
+            return None
+        if any(it.footer.has_cell_times or it.footer.has_deletes for it in reader.fragments):
+            return None
+        parts = self._parts
+        if parts is None:
+            parts = tuple(run(reader.scan([], None).plan()))
+        return sum(it.cells for it in parts)
 
 
 class TileDBFragment(_Rows, RowFragment):
@@ -134,8 +117,7 @@ class TileDBDataset(_Rows, RowDataset):
 
     def filter(self, expression: pc.Expression) -> TileDBDataset:
         """Return a dataset of the rows that also pass an expression."""
-        own = self._filter
-        return TileDBDataset(self._reader, expression if own is None else own & expression)
+        return TileDBDataset(self._reader, joined(self._filter, expression))
 
     def get_fragments(
         self,
@@ -147,7 +129,7 @@ class TileDBDataset(_Rows, RowDataset):
             filter: only rows that pass.
         """
         with translated():
-            scan = self._reader.scan(None, self._joined(filter))
+            scan = self._reader.scan(None, joined(self._filter, filter))
         for part in _run(scan.plan(part_bytes=_PART_BYTES)):
             # Of rows that do not pass, a part may hold copies that tiles hide which are left out.
             yield TileDBFragment(self._reader, part, scan.expression)

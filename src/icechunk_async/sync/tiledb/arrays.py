@@ -1,14 +1,4 @@
-"""TileDB arrays and groups, for code that blocks.
-
-The counterparts of `icechunk_async.tiledb`: what is awaited there returns here::
-
-    from icechunk_async.sync import tiledb
-
-    with tiledb.open_array("s3://bucket/array") as array:
-        values = array.read([slice(0, 100), slice(0, 100)], ["temperature"])
-
-Arrays and groups are used inside of the ``with`` block that opened them.
-"""
+"""TileDB arrays and groups, and their use in repositories, for code that blocks."""
 
 from __future__ import annotations
 
@@ -32,9 +22,9 @@ if TYPE_CHECKING:
 
     from icechunk_async.session import Session as AsyncSession
     from icechunk_async.storage import Storage as AsyncStorage
-    from icechunk_async.sync.datasets.tiledb import TileDBDataset
     from icechunk_async.sync.repository import Repository
     from icechunk_async.sync.session import Session
+    from icechunk_async.sync.tiledb.dataset import TileDBDataset
 
     type Location = str | os.PathLike[str] | Storage
     type Moment = int | datetime
@@ -176,7 +166,7 @@ class TileDBArray:
         """
         reader = _run(self.native.sparse_reader())
         # Imported late: needs Arrow, which takes a second and is optional.
-        from icechunk_async.sync.datasets.tiledb import TileDBDataset  # noqa: PLC0415
+        from icechunk_async.sync.tiledb.dataset import TileDBDataset  # noqa: PLC0415
 
         return TileDBDataset(reader)
 
