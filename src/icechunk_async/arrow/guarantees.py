@@ -232,7 +232,7 @@ class _Known:
 async def _known(
     session: AnySession, plan: RowPlan, column: Column, candidates: npt.NDArray[np.int64]
 ) -> _Known | None:
-    """Return the statistics of chunks of a column; None if there are none."""
+    """Return the statistics of chunks of a column; None if no chunk has any."""
     try:
         array = await QueriedArray.open(session, path_of(plan.source, column.name))
     except InvalidInputError:

@@ -109,7 +109,7 @@ def test_two_snapshots_are_joined_in_one_query(repository: Repository) -> None:
 
 
 def _matches(engine: str, dataset: arrow.ArrayDataset, condition: str) -> int:
-    """Return how many rows an engine finds."""
+    """Return the number of rows that an engine finds."""
     statement = f"select count(lon) from weather where {condition}"  # noqa: S608 -- of this file
     if engine == "duckdb":
         connection = duckdb.connect()
