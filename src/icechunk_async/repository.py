@@ -1059,10 +1059,9 @@ class Repository:
         """Iterate over everything that turns one snapshot into another, as columns.
 
         Any two snapshots can be compared, also of different branches. Nodes come first: deletions,
-        moves, creations, new metadata. A deleted group does not take along what is below it: each
-        node that is gone is listed, and others were moved out of it. Then come chunks, array by
-        array. In a repository that keeps checksums, chunks that were written
-        again with equal bytes are left out (a checksum has 32 bits).
+        moves, creations, new metadata. What was below a deleted group is listed as well: deleted,
+        or moved out of it. Then come chunks, array by array. In a repository that keeps checksums,
+        chunks that were written again with equal bytes are left out (a checksum has 32 bits).
 
         Args:
             start: the first snapshot: a branch, a tag, an id, or a ref such as ``main~2``.
@@ -1287,8 +1286,8 @@ class Repository:
             ref: the newest version: a branch, a tag, an id, or a ref such as ``main~2``.
             since: the oldest commit that counts, or the time of the oldest (UTC if it is naive).
             until: the time of the newest.
-            every: take each n-th version, counted from the newest.
-            limit: the most versions, the newest.
+            every: take every n-th version, counted from the newest.
+            limit: the largest number of versions; older ones are left out.
             missing: the value of cells that a version does not have, if not as above.
             chunks: sizes of Dask's blocks by dimension, ``{}`` for good ones; None: without Dask.
 

@@ -12,7 +12,9 @@ import numpy as np
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.workspace import read_ref
 from icechunk_async.engine.versions.sharing import shared_chunks
-from icechunk_async.errors import FormatError, InvalidInputError
+from icechunk_async.errors import FormatError, InvalidInputError, InvalidMetadataError
+from icechunk_async.format.json.values import is_object
+from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.zarr.decoding import ChunkCodec
 
 if TYPE_CHECKING:
@@ -97,6 +99,11 @@ class CubeArray:
         """The metadata document of the newest version that has the array."""
         found: dict[str, Any] = json.loads(self.track.newest.document)
         return found
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """A copy of the attributes in `document`."""
+        return dict(_attributes(self.document))
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
@@ -209,16 +216,18 @@ class _Reading:
         bounds = np.searchsorted(table.ravel()[order], np.arange(len(chunks) + 1))
 
         async def read(number: int) -> None:
-            uses = np.divmod(order[bounds[number] : bounds[number + 1]], len(places))
-            path, coords = versions[uses[0][0]].path, tuple(places[uses[1][0]].tolist())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            values = await _decoded(self._engine, form, chunks[number], path, coords)  # pyright: ignore[reportUnknownArgumentType]
+            rows, columns = np.divmod(order[bounds[number] : bounds[number + 1]], len(places))
+            path, coords = versions[int(rows[0])].path, tuple(places[columns[0]].tolist())
+            values = await _decoded(self._engine, form, chunks[number], path, coords)
             writes: list[tuple[Indices, list[_Piece]]] = []
-            for place in np.unique(uses[1]).tolist():
-                index = np.unravel_index(place, grid) if grid else ()  # pyright: ignore[reportUnknownVariableType]
-                whole = [axis[it] for axis, it in zip(pieces, index, strict=True)]  # pyright: ignore[reportUnknownArgumentType]
-                some = [states[it] for it in uses[0][uses[1] == place].tolist()]  # pyright: ignore[reportUnknownVariableType]
-                writes.extend(self._writes(form, some, whole))  # pyright: ignore[reportUnknownArgumentType]
-            size_bytes = sum(len(rows) for rows, _ in writes) * values.nbytes
+            different: list[int] = np.unique(columns).tolist()
+            for place in different:
+                index = np.unravel_index(place, grid) if grid else ()
+                whole = [axis[it] for axis, it in zip(pieces, index, strict=True)]
+                having: list[int] = rows[columns == place].tolist()
+                some = [states[it] for it in having]
+                writes.extend(self._writes(form, some, whole))
+            size_bytes = sum(len(it) for it, _ in writes) * values.nbytes
             await self._engine.assets.compute(
                 lambda: self._write(values, writes), size_bytes=size_bytes
             )
@@ -263,17 +272,31 @@ async def _decoded(
 
 
 def _form_of(state: ArrayVersion) -> _Form:
+    format_ = _format(state.document, state.path, len(state.shape))
     try:
-        return _form(_format(state.document))
+        return _form(format_)
     except InvalidInputError as error:
         raise InvalidInputError(f"Versions of {state.path!r} cannot be read: {error}") from None
 
 
+def _attributes(document: Mapping[str, Any]) -> Any:
+    return document.get("attributes") or {}
+
+
 @lru_cache(maxsize=1024)
-def _format(document: bytes) -> str:
+def _format(document: bytes, path: str, rank: int) -> str:
     """Return the part of a document that decides how chunks are read."""
+    damaged = FormatError(
+        f"The metadata document of {path!r} is not that of an array of {rank} axes with a map of "
+        "attributes. The repository is damaged."
+    )
+    try:
+        array = parse_document(document, path).array
+    except InvalidMetadataError as error:
+        raise damaged from error
     values: dict[str, Any] = json.loads(document)
-    rank = len(values["shape"])
+    if array is None or len(array.dimensions) != rank or not is_object(_attributes(values)):
+        raise damaged
     values.update(attributes={}, shape=[0] * rank, dimension_names=None)
     return json.dumps(values, sort_keys=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, datetime
@@ -532,6 +533,7 @@ async def test_a_bad_choice_is_one_sentence(repository: Repository) -> None:
         ({"ref": "mainn"}, NotFoundError, "'main' meant"),
         ({"ref": "main~1", "since": first}, InvalidInputError, "since="),
         ({"since": datetime.now(UTC)}, InvalidInputError, "No commit"),
+        ({"since": first, "until": BEGAN, "along": "days"}, InvalidInputError, "No commit"),
         ({"chunks": {"time": 1}}, InvalidInputError, r"\['time'\].*known_at"),
     ):
         with pytest.raises(error, match=words):
@@ -579,6 +581,38 @@ async def test_damaged_chunks_are_format_errors(repository: Repository) -> None:
             await repository.storage.put(key, b"\0" * len(data))
     with pytest.raises(FormatError, match=r"\(0,\) of '/a' cannot be decoded"):
         await dataset.load_async()
+
+
+@pytest.mark.parametrize("repository", [2], indirect=True)
+@pytest.mark.parametrize("name", ["a", "x"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        {"shape": [3, 3]},
+        {"node_type": "group"},
+        {"attributes": [1]},
+        {"dimension_names": 5},
+    ],
+    ids=range(8),
+)
+async def test_damaged_documents_are_format_errors(
+    repository: Repository, broken: bytes | dict[str, Any], name: str
+) -> None:
+    """Of the array, and of a coordinate."""
+    for each in ("x", "a"):
+        await create(repository, [1.0, 2.0], each, dimension_names=("x",))
+    session = await repository.writable_session("main")
+    node = session.workspace.base.nodes[f"/{name}"]
+    if isinstance(broken, dict):
+        broken = json.dumps(json.loads(node.user_data) | broken).encode()
+    session.workspace.set_node(node.path, broken, node.array)
+    await session.commit("damaged")
+    with pytest.raises(FormatError, match=f"/{name}"):
+        await repository.cube("a")
 
 
 async def test_impossible_times_are_format_errors(

@@ -328,8 +328,7 @@ class Comparer:
         """Compare the chunks that arrays at one path have in a box of the grid.
 
         If the array was created anew, or got another shape of chunks, all chunks differ. If it is
-        missing on one side, that side has none. With ``anew`` the first side has none, whatever
-        it has.
+        missing on one side, that side has none. With ``anew`` the first side counts as empty.
 
         Cost: the manifests that hold some of the box and that only one side uses. Memory: the
         references of these manifests.

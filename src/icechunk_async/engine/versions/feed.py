@@ -129,7 +129,7 @@ async def changes_between(
             compared = await bounded_map(comparer.compare, arrays, limit=CONCURRENT_ARRAYS)
             for (_, node), changes in zip(arrays, compared, strict=True):
                 for some in _parts(changes, batch_size):
-                    yield _told(engine, newer, node, some, with_references=with_references)
+                    yield _chunk_changes(engine, newer, node, some, with_references=with_references)
 
 
 async def places_of_changes(
@@ -164,8 +164,8 @@ async def changes_in_box(
 ) -> ChunkChanges | None:
     """Return how the chunks that arrays at a path have in a box changed; None if they did not.
 
-    Without a first snapshot all are new. See `Comparer.compare_box`; for work that is divided by
-    boxes.
+    For work that is divided by boxes. Without a first snapshot all are new. See
+    `Comparer.compare_box`.
     """
     older, anew = before or after, before is None
     comparer = Comparer(engine, older, after, None, equal_sums=engine.assets.keeps_sums)
@@ -173,10 +173,10 @@ async def changes_in_box(
     if changes.is_empty():
         return None
     node = after.nodes.get(path) or older.nodes[path]
-    return _told(engine, after, node, changes, with_references=True)
+    return _chunk_changes(engine, after, node, changes, with_references=True)
 
 
-def _told(
+def _chunk_changes(
     engine: Engine, newer: Snapshot, node: Node, changes: RefChanges, *, with_references: bool
 ) -> ChunkChanges:
     locations = engine.virtual.locations

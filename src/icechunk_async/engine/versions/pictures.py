@@ -107,6 +107,7 @@ def draw_changes(maps: Sequence[tuple[str, ChangeMap]], *, dark: bool = False) -
                 it.change, cmap=colour_map, norm=Normalize(-largest, largest), **options
             )
             bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
+            # A row is too low for more than a word.
             bar.set_label("change" if height == 1 else "change (after - before)", color=colours[1])
             _tint(bar.ax, colours)
         axes.set_title(title, color=colours[1], loc="left", fontsize=10, parse_math=False)
@@ -157,15 +158,14 @@ def draw_authors(
 
     def draw(axes: Any, colours: tuple[str, str, str]) -> None:
         import matplotlib as mpl  # noqa: PLC0415 -- optional
-        from matplotlib.colors import ListedColormap, Normalize  # noqa: PLC0415
-        from matplotlib.patches import Patch  # noqa: PLC0415
+        from matplotlib.colors import ListedColormap, Normalize, to_rgba_array  # noqa: PLC0415
         from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
         count = max(len(names), 1)
         # The newest stands out most from the page.
         ends = (0.95, 0.25) if dark else (0.0, 0.85)
         tones = mpl.colormaps["viridis"](np.linspace(*ends, count))
-        all_tones = ListedColormap(np.vstack([mpl.colors.to_rgba_array(colours[2]), tones]))  # pyright: ignore[reportAttributeAccessIssue]
+        all_tones = ListedColormap(np.vstack([to_rgba_array(colours[2]), tones]))
         extent = (low[1] - 0.5, high[1] - 0.5, high[0] - 0.5, low[0] - 0.5)
         axes.imshow(
             grid,
@@ -182,28 +182,34 @@ def draw_authors(
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         if coords.shape[1] < 2:
             axes.set_yticks([])
-        patches = [
-            Patch(color=tuple(tone), label=_short(name))
-            for name, tone in zip(names[:_MOST_NAMED], tones, strict=False)
+        named: list[tuple[str, Any]] = [
+            (_short(name), tuple(tone)) for name, tone in zip(names, tones, strict=False)
         ]
         if len(names) > _MOST_NAMED:
             older = f"{len(names) - _MOST_NAMED} older commits"
-            patches.append(Patch(color=tuple(tones[-1]), label=older))
+            named[_MOST_NAMED:] = [(older, tuple(tones[-1]))]
         if (written_by < 0).any():
-            patches.append(Patch(color=colours[2], label="unknown: it expired"))
-        legend = axes.legend(
-            handles=patches,
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.0),
-            frameon=False,
-            fontsize=8,
-            labelcolor=colours[1],
-        )
-        legend.set_in_layout(True)
-        for text in legend.get_texts():
-            text.set_parse_math(False)  # messages are not formulas
+            named.append(("unknown: it expired", colours[2]))
+        _add_legend(axes, named, colours[1])
 
     return _png([draw], [2.6 if coords.shape[1] < 2 else 3.8], dark=dark)
+
+
+def _add_legend(axes: Any, named: Sequence[tuple[str, Any]], ink: str) -> None:
+    """Show names and their colours beside a picture."""
+    from matplotlib.patches import Patch  # noqa: PLC0415 -- optional
+
+    legend = axes.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in named],
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+        fontsize=8,
+        labelcolor=ink,
+    )
+    legend.set_in_layout(True)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # messages are not formulas
 
 
 def html_image(draw: Callable[[bool], bytes], text: str) -> str:

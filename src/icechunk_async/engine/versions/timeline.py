@@ -153,12 +153,13 @@ async def _ancestry(engine: Engine, tip: SnapshotId, choice: Choice) -> list[Sna
         if latest is None or info.flushed_at <= latest:
             found.append(info)
         if info.id == begin or len(found) == most:
-            return found[::-1]
-    if begin is not None:
-        raise InvalidInputError(
-            f"Snapshot {begin}, where the cube is to begin (since=), is not among the snapshots "
-            f"before {tip}, or expired. 'ancestry' lists those that are."
-        )
+            break
+    else:
+        if begin is not None:
+            raise InvalidInputError(
+                f"Snapshot {begin}, where the cube is to begin (since=), is not among the "
+                f"snapshots before {tip}, or expired. 'ancestry' lists those that are."
+            )
     if not found:
         raise InvalidInputError(
             f"No commit before {tip} was made between since={since} and until={choice.until}."
@@ -189,13 +190,13 @@ def choose(infos: Sequence[SnapshotInfo], choice: Choice) -> tuple[list[Snapshot
         days = known // _DAY_US
         count = int(days[-1] - days[0]) + 1
         _check_count(-(-count // choice.every), choice)
-        every_day = days[-1] - np.arange(count)[::-1]
-        rows = np.searchsorted(days, every_day, side="right") - 1  # pyright: ignore[reportUnknownVariableType]
+        every_day: Moments = days[-1] - np.arange(count)[::-1]
+        rows = np.searchsorted(days, every_day, side="right") - 1
         moments = (every_day + 1) * _DAY_US - 1
-    rows = rows[::-1][:: choice.every][: choice.limit][::-1]  # pyright: ignore[reportUnknownVariableType]
+    rows = rows[::-1][:: choice.every][: choice.limit][::-1]
     moments = moments[::-1][:: choice.every][: choice.limit][::-1]
-    _check_count(len(rows), choice)  # pyright: ignore[reportUnknownArgumentType]
-    return [infos[row] for row in rows.tolist()], moments  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    _check_count(len(rows), choice)
+    return [infos[row] for row in rows.tolist()], moments
 
 
 def _check_count(count: int, choice: Choice) -> None:
@@ -309,10 +310,10 @@ class _Trail:
         """Return the states of versions; ``order`` says when each was seen."""
         rows = np.array(self._rows, np.int32)[order]
         states = list(self._known)
-        used = list(dict.fromkeys(row for row in rows.tolist() if row >= 0))
+        used: list[int] = list(dict.fromkeys(rows[rows >= 0].tolist()))
         places = np.full(len(states) + 1, -1, np.int32)
         places[used] = np.arange(len(used))
-        return Track(tuple(states[row] for row in used), places[rows])  # pyright: ignore[reportUnknownArgumentType]
+        return Track(tuple(states[row] for row in used), places[rows])
 
 
 def _coordinates(node: Node, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -323,7 +324,7 @@ def _coordinates(node: Node, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     try:
         document: Any = json.loads(node.user_data)
         listed: Any = document.get("attributes", {}).get("coordinates", "")
-    except (ValueError, AttributeError):  # opening the array says what is wrong with it
+    except (ValueError, AttributeError, RecursionError):  # opening the array says what is wrong
         return
     names = [*dimensions, *(listed.split() if isinstance(listed, str) else ())]
     for name in dict.fromkeys(names):

@@ -96,7 +96,7 @@ async def _check_all_there(
     if found is None:
         raise StreamPositionLostError(
             f"{branch!r} was followed up to snapshot {seen}, which is not in its history any more: "
-            f"{await why_gone(history, seen)}. Nothing is skipped in silence: begin again at a "
+            f"{await why_gone(history, seen)}. Nothing is skipped silently: begin again at a "
             "snapshot of your choice, for example at the tip.",
             branch=branch,
             snapshot_id=str(seen),
@@ -106,8 +106,8 @@ async def _check_all_there(
     if gone:
         raise StreamPositionLostError(
             f"{branch!r} was followed up to snapshot {seen}, and {len(gone)} commit(s) after that "
-            f"expired before they were told, the first of them {gone[0]}. Nothing is skipped in "
-            f"silence: compare {seen} with {newer[0].id} by changes, and begin again after that.",
+            f"expired before they were reported, the first of them {gone[0]}. Nothing is skipped "
+            f"silently: compare {seen} with {newer[0].id} by changes, and begin again after that.",
             branch=branch,
             snapshot_id=str(seen),
         )

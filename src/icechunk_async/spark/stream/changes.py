@@ -41,7 +41,6 @@ from icechunk_async.arrow.table import (
     to_arrow,
     values_of,
 )
-from icechunk_async.engine.open import as_snapshot_id
 from icechunk_async.engine.versions.feed import changes_in_box
 from icechunk_async.errors import (
     InvalidInputError,
@@ -62,6 +61,7 @@ from icechunk_async.spark.read.reader import (
     arrow_schema,
     grid_of,
 )
+from icechunk_async.spark.stream.commits import snapshots_of
 from icechunk_async.versions import ChunkChange
 
 if TYPE_CHECKING:
@@ -640,12 +640,8 @@ async def _changes_in(
     part: ChangePart, path: str, box: Box, repository: Repository
 ) -> ChunkChanges | None:
     """Return how the chunks of an array in a box of its grid changed."""
-    engine, commit = repository.engine, part.commit
-    newer = await engine.assets.snapshot(as_snapshot_id(commit.snapshot_id))
-    older = None
-    if commit.parent_id is not None:
-        older = await engine.assets.snapshot(as_snapshot_id(commit.parent_id))
-    return await changes_in_box(engine, older, newer, path, box)
+    before, after = await snapshots_of(repository, part.commit)
+    return await changes_in_box(repository.engine, before, after, path, box)
 
 
 def _by_kind(

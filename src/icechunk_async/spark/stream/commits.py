@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import SnapshotInfo
+    from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.repository import Repository
 
-__all__ = ["Commit", "commits_after", "first_snapshot", "tip_of"]
+__all__ = ["Commit", "commits_after", "first_snapshot", "snapshots_of", "tip_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,13 @@ async def first_snapshot(repository: Repository, branch: str) -> str:
     async for info in repository.ancestry(branch=branch):
         found = str(info.id)
     return found
+
+
+async def snapshots_of(repository: Repository, commit: Commit) -> tuple[Snapshot | None, Snapshot]:
+    """Return the snapshots before a commit, None if it has no parent, and after it."""
+    load = repository.engine.assets.snapshot
+    before = None if commit.parent_id is None else await load(as_snapshot_id(commit.parent_id))
+    return before, await load(as_snapshot_id(commit.snapshot_id))
 
 
 async def commits_after(

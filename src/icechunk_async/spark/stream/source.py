@@ -22,13 +22,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from icechunk_async.engine.open import as_snapshot_id
 from icechunk_async.engine.versions.feed import places_of_changes
 from icechunk_async.errors import (
     InvalidInputError,
     NodeNotFoundError,
     StreamPositionLostError,
 )
+from icechunk_async.format.json.values import is_object
 from icechunk_async.spark.options import CHANGE_COLUMNS, EARLIEST, LATEST, StreamOptions
 from icechunk_async.spark.read.reader import Reading, arrow_schema
 from icechunk_async.spark.stream.changes import (
@@ -41,7 +41,12 @@ from icechunk_async.spark.stream.changes import (
     row_parts,
     schema_changed,
 )
-from icechunk_async.spark.stream.commits import commits_after, first_snapshot, tip_of
+from icechunk_async.spark.stream.commits import (
+    commits_after,
+    first_snapshot,
+    snapshots_of,
+    tip_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -155,9 +160,9 @@ class StreamReader(DataSourceStreamReader):
         """
         before, now = start.get(_COLUMNS), self.columns
         # Checkpoints of old versions of this library do not say.
-        if self.options.any_schema or now is None or not isinstance(before, dict):
+        if self.options.any_schema or now is None or not is_object(before):
             return
-        known: dict[str, str] = {str(it): str(kind) for it, kind in before.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        known = {it: str(kind) for it, kind in before.items()}
         if known == now:
             return
         told = [f"{it!r} ({kind}) is new" for it, kind in now.items() if it not in known]
@@ -303,12 +308,11 @@ async def _touched(
     """Return the coordinates of chunks that a commit may have changed, by array of the group."""
     if commit.parent_id is None:
         return {}  # everything is new, even if expired commits wrote it
-    engine = repository.engine
-    before = await engine.assets.snapshot(as_snapshot_id(commit.parent_id))
-    after = await engine.assets.snapshot(as_snapshot_id(commit.snapshot_id))
+    before, after = await snapshots_of(repository, commit)
+    assert before is not None  # it has a parent
     root = f"/{group}/" if group else "/"
     found = await places_of_changes(
-        engine,
+        repository.engine,
         before,
         after,
         within=lambda path: path.startswith(root) and "/" not in path.removeprefix(root),

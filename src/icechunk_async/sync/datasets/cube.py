@@ -213,7 +213,7 @@ def _with_missing(cube: CubeArray, missing: Any) -> CubeArray:
 
 def _fill_value(cube: CubeArray) -> Any:
     """Return the value that xarray masks, decoded; None if nothing is masked."""
-    stored = (cube.document.get("attributes") or {}).get("_FillValue")
+    stored = cube.attributes.get("_FillValue")
     if stored is None:
         return None
     try:
@@ -223,7 +223,7 @@ def _fill_value(cube: CubeArray) -> Any:
 
 
 def _variable(home: Home, cube: CubeArray) -> xarray.Variable:
-    attributes = dict(cube.document.get("attributes") or {})
+    attributes = cube.attributes
     for name in ("coordinates", "_FillValue"):
         attributes.pop(name, None)
     masked = _fill_value(cube)
