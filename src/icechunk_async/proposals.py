@@ -107,7 +107,7 @@ class Desk:
     write: Callable[[Snapshot, str], Session]
     """Returns a session that stands on the tip of a branch."""
     published: Callable[[str, SnapshotId, SnapshotId], Awaitable[None]]
-    """Is told of a branch, its new tip, and the tip before."""
+    """Is called with a branch, its new tip, and the tip before."""
 
     def check(self) -> None:
         """Refuse where proposals cannot be kept.
@@ -165,7 +165,7 @@ class Proposal:
 
     @property
     def state(self) -> ProposalState:
-        """Whether it is open."""
+        """Whether it is open, being accepted, accepted or closed."""
         return self._record.state
 
     @property
@@ -331,8 +331,8 @@ class Proposal:
 
         Args:
             reason: for people.
-            force: close it although a process was about to accept it and did not say how that
-                ended. If that process is alive, it may still publish.
+            force: close it even if a process began to accept it and did not store the outcome. If
+                that process is alive, it may still publish.
 
         Raises:
             ProposalStateError: it was accepted or closed already, or is being accepted.
@@ -482,7 +482,7 @@ class Proposal:
         if tip == candidate.target_id and await self._is_there(candidate):
             return True
         if tip != candidate.target_id and when_moved == "refuse":
-            # What is said by now is true for good: from another tip it cannot be published.
+            # From another tip the candidate cannot be published, so this is final.
             if self.state is ProposalState.ACCEPTING and (
                 await self._landed() or not await self._append(state=ProposalState.OPEN)
             ):
@@ -561,8 +561,8 @@ class Proposal:
 
     async def _publish(self) -> bool:
         """Move the branch to the candidate."""
-        # Said before it is done: from now on those who close the proposal know of it, and those who
-        # accept it again after a crash look whether it landed.
+        # Stored first: closing the proposal then waits for the outcome, and accepting it again
+        # after a crash looks whether it landed.
         if not await self._append(state=ProposalState.ACCEPTING):
             return False
         candidate, history = self.candidate, self._desk.engine.history
@@ -585,7 +585,7 @@ class Proposal:
         return True
 
     async def _note_accepted(self) -> None:
-        """Store that the candidate is published; that it cannot be stored undoes nothing.
+        """Store that the candidate is published; a failure to store that undoes nothing.
 
         Another process that accepts the same may store states in between.
         """
@@ -641,7 +641,7 @@ class Proposal:
         return True
 
     async def store_page(self) -> None:
-        """Store the page; that it cannot be stored stops nothing."""
+        """Store the page; a failure is only logged."""
         try:
             await files.put_page(self._desk.engine.storage, self.id, self.page())
         except StorageError as error:

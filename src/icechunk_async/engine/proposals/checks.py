@@ -1,6 +1,6 @@
 """Checks: functions and commands that look at the merged state of a proposal.
 
-Whatever a check does is a result; nothing that it raises ends the method that runs it.
+All that a check does is a result; nothing that it raises ends the method that runs it.
 """
 
 from __future__ import annotations

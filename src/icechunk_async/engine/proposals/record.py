@@ -204,10 +204,10 @@ class Review:
 
     nodes: tuple[NodeReview, ...] = ()
     more_nodes: int = 0
-    """How many nodes are not listed."""
+    """The number of nodes beyond those that are listed."""
     arrays: tuple[ArrayReview, ...] = ()
     more_arrays: int = 0
-    """How many arrays are not listed."""
+    """The number of arrays beyond those that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
