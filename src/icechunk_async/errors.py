@@ -619,7 +619,7 @@ class FeatureDisabledError(SessionStateError):
 class BranchProtectedError(SessionStateError):
     """The branch changes only by proposals; nothing was changed.
 
-    ``context`` has the ``branch``.
+    ``context`` has the ``branch``, and the names of the ``checks`` if some did not pass.
     """
 
     kind = "branch-protected"

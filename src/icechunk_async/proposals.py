@@ -16,27 +16,19 @@ Values of this module are made by `Repository.propose`, `proposal` and `proposal
 
 from __future__ import annotations
 
-import inspect
 import logging
-import math
-import os
-import signal
-import subprocess
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import anyio
-
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.concurrency import bounded_map, error_of_others, gather
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.history import check_online, state_for
 from icechunk_async.engine.history.merged import PROPERTY
 from icechunk_async.engine.history.settings import protections_in
 from icechunk_async.engine.proposals import files
+from icechunk_async.engine.proposals.checks import Check, as_checks, run_check
 from icechunk_async.engine.proposals.page import render
 from icechunk_async.engine.proposals.record import (
-    MOST_DETAIL,
     MOST_MESSAGE,
     MOST_TITLE,
     ArrayReview,
@@ -72,10 +64,8 @@ from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.zarr.review import review_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
-
-    from anyio.abc import Process
 
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.open import Engine
@@ -104,73 +94,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 4
-_TAIL_BYTES: Final = 4 * MOST_DETAIL
-_TRIES: Final = 8
 COMPARED_CHUNKS: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A check of a proposal: a function or a command, with a name and a time limit."""
-
-    name: str
-    """Names its result, 1 to 200 characters."""
-    run: Callable[..., Any] | Sequence[str]
-    """An async function of a session that reads the merged state, and of the proposal. It returns
-    None if all is well, or a sentence that says what is not; an exception counts as a failure.
-
-    Or a command, as a list of arguments; exit code 0 means that all is well. No shell reads it. Its
-    environment has ``ICECHUNK_ASYNC_URL``, ``ICECHUNK_ASYNC_SNAPSHOT`` (the merged state),
-    ``ICECHUNK_ASYNC_PROPOSAL``, ``ICECHUNK_ASYNC_BRANCH`` and ``ICECHUNK_ASYNC_SOURCE``. It finds
-    credentials for itself."""
-    timeout_seconds: float = 600.0
-    """After this time it is cancelled, or killed with the processes that it started."""
-
-    def __post_init__(self) -> None:
-        """Validate the check."""
-        check_names([self.name])
-        seconds: object = self.timeout_seconds
-        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInputError(
-                f"The check {self.name!r} needs a finite time limit above 0 s, not {seconds!r}."
-            )
-        run: object = self.run
-        if callable(run):
-            return
-        if isinstance(run, str | bytes) or not isinstance(run, Sequence) or not run:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInputError(
-                f"The check {self.name!r} is {run!r:.80}; it must be an async function, or a "
-                "command as a list of arguments, such as ['python', 'audit.py']."
-            )
-        if not all(isinstance(it, str) and "\0" not in it for it in run):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInputError(f"The command of the check {self.name!r} has to be all text.")
-
-
-def as_checks(given: Iterable[AnyCheck]) -> list[Check]:
-    """Return checks, with functions named after themselves.
-
-    Raises:
-        InvalidInputError: one is neither, has no name, or two have the same name.
-    """
-    found: list[Check] = []
-    items: Iterable[object] = [given] if callable(given) or isinstance(given, Check) else given
-    for it in items:
-        if isinstance(it, Check):
-            found.append(it)
-            continue
-        if not callable(it):
-            raise InvalidInputError(
-                f"{it!r:.80} is not a check: give async functions, or Check(name, ['command'])."
-            )
-        name = getattr(it, "__name__", "<nameless>")
-        if name.startswith("<"):
-            raise InvalidInputError(f"{it!r:.80} has no name: give Check('a name', function).")
-        found.append(Check(name, it))
-    names = [it.name for it in found]
-    if len(check_names(names)) < len(names):
-        twice = next(it for it in names if names.count(it) > 1)
-        raise InvalidInputError(f"Two checks are called {twice!r}. Give each another name.")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +107,7 @@ class Desk:
     write: Callable[[Snapshot, str], Session]
     """Returns a session that stands on the tip of a branch."""
     published: Callable[[str, SnapshotId, SnapshotId], Awaitable[None]]
-    """Is told of a branch, its new tip, and the tip before."""
+    """Is called with a branch, its new tip, and the tip before."""
 
     def check(self) -> None:
         """Refuse where proposals cannot be kept.
@@ -241,7 +165,7 @@ class Proposal:
 
     @property
     def state(self) -> ProposalState:
-        """Whether it is open."""
+        """Whether it is open, being accepted, accepted or closed."""
         return self._record.state
 
     @property
@@ -407,8 +331,8 @@ class Proposal:
 
         Args:
             reason: for people.
-            force: close it although a process was about to accept it and did not say how that
-                ended. If that process is alive, it may still publish.
+            force: close it even if a process began to accept it and did not store the outcome. If
+                that process is alive, it may still publish.
 
         Raises:
             ProposalStateError: it was accepted or closed already, or is being accepted.
@@ -441,7 +365,7 @@ class Proposal:
         checks: Iterable[AnyCheck] = (),
         *,
         when_moved: Literal["retry", "refuse"] = "retry",
-        tries: int = _TRIES,
+        tries: int = 8,
     ) -> SnapshotId:
         """Publish the candidate on the branch, if every check passed on it.
 
@@ -558,7 +482,7 @@ class Proposal:
         if tip == candidate.target_id and await self._is_there(candidate):
             return True
         if tip != candidate.target_id and when_moved == "refuse":
-            # What is said by now is true for good: from another tip it cannot be published.
+            # From another tip the candidate cannot be published, so this is final.
             if self.state is ProposalState.ACCEPTING and (
                 await self._landed() or not await self._append(state=ProposalState.OPEN)
             ):
@@ -637,8 +561,8 @@ class Proposal:
 
     async def _publish(self) -> bool:
         """Move the branch to the candidate."""
-        # Said before it is done: from now on those who close the proposal know of it, and those who
-        # accept it again after a crash look whether it landed.
+        # Stored first: closing the proposal then waits for the outcome, and accepting it again
+        # after a crash looks whether it landed.
         if not await self._append(state=ProposalState.ACCEPTING):
             return False
         candidate, history = self.candidate, self._desk.engine.history
@@ -661,7 +585,7 @@ class Proposal:
         return True
 
     async def _note_accepted(self) -> None:
-        """Store that the candidate is published; that it cannot be stored undoes nothing.
+        """Store that the candidate is published; a failure to store that undoes nothing.
 
         Another process that accepts the same may store states in between.
         """
@@ -700,7 +624,7 @@ class Proposal:
         }
 
         async def run(check: Check) -> CheckResult:
-            return await _run_check(check, session, self, environment)
+            return await run_check(check, session, self, environment)
 
         ran = await bounded_map(run, checks, limit=_AT_ONCE)
         found = {it.name: it for it in [*candidate.results, *ran]}
@@ -717,7 +641,7 @@ class Proposal:
         return True
 
     async def store_page(self) -> None:
-        """Store the page; that it cannot be stored stops nothing."""
+        """Store the page; a failure is only logged."""
         try:
             await files.put_page(self._desk.engine.storage, self.id, self.page())
         except StorageError as error:
@@ -867,88 +791,3 @@ async def _make(
     feed = changes_between(engine, before.workspace.base, after.workspace.base)
     review = await review_changes(before, after, feed, compare_chunks)
     return Candidate(made, combined.target.id), review
-
-
-async def _run_check(
-    check: Check, session: Session, proposal: Proposal, environment: Mapping[str, str]
-) -> CheckResult:
-    """Run one check; whatever it does, the result says so."""
-    began = anyio.current_time()
-    outcome: Literal["passed", "failed", "error", "timed out"] = "error"
-    detail = ""
-    with anyio.move_on_after(check.timeout_seconds) as scope:
-        try:
-            if callable(check.run):
-                outcome, detail = await _call(check.run, session, proposal)
-            else:
-                outcome, detail = await _command(check.run, environment)
-        except BaseException as error:  # noqa: BLE001 -- of code that is not ours: it is the result
-            outcome, detail = "error", error_of_others(error)
-    if scope.cancelled_caught:
-        outcome = "timed out"
-        detail = f"It was stopped after {check.timeout_seconds:g} s."
-    seconds = anyio.current_time() - began
-    detail = detail.encode("utf-8", "backslashreplace").decode()[-MOST_DETAIL:]
-    return CheckResult(check.name, outcome, detail, round(seconds, 6), clock.now_us())
-
-
-async def _call(
-    function: CheckFunction, session: Session, proposal: Proposal
-) -> tuple[Literal["passed", "failed", "error"], str]:
-    found: object = function(session, proposal)
-    if not inspect.isawaitable(found):
-        return "error", f"The check is no async function: it returned {type(found).__name__}."
-    said: object = await found
-    if said is None:
-        return "passed", ""
-    if isinstance(said, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return "failed", said
-    return "error", (
-        f"The check returned {type(said).__name__}; it returns None if all is well, or a sentence "
-        "that says what is not."
-    )
-
-
-async def _command(
-    arguments: Sequence[str], environment: Mapping[str, str]
-) -> tuple[Literal["passed", "failed"], str]:
-    """Run a command to its end; return whether its exit code is 0, and the end of its output."""
-    process = await anyio.open_process(
-        list(arguments),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **environment},
-        start_new_session=True,  # so that what it starts can be killed with it
-    )
-    tail, has_ended = b"", False
-    try:
-        assert process.stdout is not None  # asked for
-        async for part in process.stdout:
-            tail = (tail + part)[-_TAIL_BYTES:]
-        has_ended = True
-        code = await process.wait()
-    finally:
-        await _end(process, has_ended=has_ended)
-    said = tail.decode("utf-8", "replace").strip()
-    if code == 0:
-        return "passed", said
-    return "failed", f"{said}\nExit code {code}.".lstrip()
-
-
-async def _end(process: Process, *, has_ended: bool) -> None:
-    """Kill a command that still runs, with the processes that it started; wait for it.
-
-    As long as its output has not ended, processes that it started may run without it. They are the
-    members of its group, whose number nobody else gets while there are any.
-    """
-    with anyio.CancelScope(shield=True):
-        if process.returncode is None or not has_ended:
-            try:
-                if hasattr(os, "killpg"):
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
-            except ProcessLookupError:  # it ended just now
-                pass
-        await process.aclose()

@@ -1930,7 +1930,8 @@ class Repository:
         This library then refuses commits and merges to the branch, and moves, resets and
         deletions of it, with `BranchProtectedError`. That is decided in the same atomic step as the
         change. It is an item of the repository's metadata: **the official engine and versions of
-        this library before it do not know of it**, and who may write to the storage can lift it.
+        this library before it do not know of it**, and anyone who can write to the storage can lift
+        it.
 
         Args:
             branch: an existing branch.

@@ -108,7 +108,7 @@ class Proposal:
 
     @property
     def state(self) -> ProposalState:
-        """Whether it is open."""
+        """Whether it is open, being accepted, accepted or closed."""
         return self._proposal.state
 
     @property

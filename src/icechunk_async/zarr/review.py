@@ -18,6 +18,7 @@ from icechunk_async.engine.proposals.record import (
 )
 from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
 from icechunk_async.errors import StorageError
+from icechunk_async.format.json.values import is_object
 from icechunk_async.zarr.values import value_diffs
 
 if TYPE_CHECKING:
@@ -135,13 +136,12 @@ def _keys(before: bytes, after: bytes, most: int) -> tuple[KeyReview, ...]:
 
 
 def _flat(document: bytes) -> dict[str, str]:
-    loaded: Any = json.loads(document)
-    attributes = loaded.pop("attributes", None) or {}  # pyright: ignore[reportUnknownVariableType]
-    named = {f"attributes[{name!r}]": value for name, value in attributes.items()}  # pyright: ignore[reportUnknownVariableType]
-    return {
-        name: json.dumps(value, ensure_ascii=False)
-        for name, value in {**loaded, **named}.items()  # pyright: ignore[reportUnknownVariableType]
-    }
+    members: dict[str, Any] = json.loads(document)  # an object, or it could not be stored
+    attributes: Any = members.get("attributes")
+    if is_object(attributes):  # which Zarr demands, and a store does not
+        del members["attributes"]
+        members |= {f"attributes[{name!r}]": value for name, value in attributes.items()}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in members.items()}
 
 
 def _shown(value: str | None) -> str | None:

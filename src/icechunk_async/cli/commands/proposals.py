@@ -66,7 +66,7 @@ _Refuse = Annotated[
 ]
 _Reason = Annotated[str, typer.Option("--reason", help="Why it is rejected.")]
 _Force = Annotated[
-    bool, typer.Option("--force", help="Also if a process was accepting it and did not end that.")
+    bool, typer.Option("--force", help="Even if a process began to accept it and did not finish.")
 ]
 _Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="The branch.")]
 _Names = Annotated[

@@ -35,7 +35,7 @@ _MOST_TEXT: Final = 2_000
 SECONDS: Final = 30.0
 """Time for each hook."""
 MOST_DEEP: Final = 8
-"""Hooks may commit, which calls hooks: the number of them inside each other, at most."""
+"""A hook may commit, which calls hooks again; this is the deepest level that is called."""
 _depth: ContextVar[int] = ContextVar("icechunk_async_hooks", default=0)
 
 
@@ -51,7 +51,8 @@ class CommitEvent:
     snapshot: SnapshotInfo
     """The tip of the branch: id, parent, time, message and properties."""
     previous_id: SnapshotId | None
-    """The tip before; None where a reset did not look at it."""
+    """The tip before; None after `compact`, `rewrite_manifests`, and a reset without
+    ``from_snapshot_id``, which do not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,14 +209,14 @@ def _array(array: ArrayReview) -> Iterator[str]:
     )
     if array.note:
         yield f'<p class="quiet">{_text(array.note)}</p>'
-    pictures = []
+    pictures: list[str] = []
     if array.chunks is not None:
-        pictures.append(_picture(array.chunks, "Number of chunks that changed", "chunks", "chunk"))  # pyright: ignore[reportUnknownMemberType]
+        pictures.append(_picture(array.chunks, "Number of chunks that changed", "chunks", "chunk"))
     if array.values is not None:
         what = "Mean change of the cells that changed: orange up, blue down"
-        pictures.append(_picture(array.values, what, "cells", "up"))  # pyright: ignore[reportUnknownMemberType]
+        pictures.append(_picture(array.values, what, "cells", "up"))
     if pictures:
-        yield '<div class="maps">' + "".join(pictures) + "</div>"  # pyright: ignore[reportUnknownArgumentType]
+        yield '<div class="maps">' + "".join(pictures) + "</div>"
     if array.first:
         yield '<div class="wide"><table><tr><th>Cell</th><th>Before</th><th>After</th></tr>'
         for cell in array.first:

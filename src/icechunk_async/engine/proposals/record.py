@@ -204,9 +204,10 @@ class Review:
 
     nodes: tuple[NodeReview, ...] = ()
     more_nodes: int = 0
-    """Nodes that are not listed, because there are so many."""
+    """The number of nodes beyond those that are listed."""
     arrays: tuple[ArrayReview, ...] = ()
     more_arrays: int = 0
+    """The number of arrays beyond those that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,18 +248,21 @@ def check_names(names: Collection[str]) -> tuple[str, ...]:
     """
     if isinstance(names, str):
         raise InvalidInputError(f"Checks are several names; {names!r} is one text. Give a list.")
-    given: Collection[object] = names
-    for name in given:
-        if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInputError(
-                f"A check has a name of 1 to {MOST_NAME} characters, and not {name!r:.80}."
-            )
+    for name in names:
+        _check_name(name)
     found = tuple(dict.fromkeys(names))
     if len(found) > MOST_CHECKS:
         raise InvalidInputError(
             f"A proposal has at most {MOST_CHECKS} checks, and {len(found)} were given."
         )
     return found
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME:
+        raise InvalidInputError(
+            f"A check has a name of 1 to {MOST_NAME} characters, and not {name!r:.80}."
+        )
 
 
 def encode_record(record: ProposalRecord) -> bytes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.leases.register import spared
-from icechunk_async.engine.proposals.files import load_all, pinned
+from icechunk_async.engine.proposals.files import load_all, pinned, record_key
 from icechunk_async.engine.upkeep.sweep import BATCH, Tally, delete_batch, is_older, pages
 from icechunk_async.format.layout import proposal_prefix
 
@@ -48,9 +48,11 @@ async def delete_ended(storage: Storage, cutoff: datetime, *, dry_run: bool) -> 
         found: list[ObjectInfo] = []
         async for page in pages(storage, proposal_prefix(record.id)):
             found += page
+        if not found:  # another collection was here
+            continue
         if not all(is_older(it.last_modified, cutoff) for it in found):
             continue
-        last = f"{proposal_prefix(record.id)}{record.number:06d}.json"
+        last = record_key(record.id, record.number)
         found.sort(key=lambda it: it.key == last)
         await _delete(storage, found, tally, dry_run=dry_run)
     return tally

@@ -20,6 +20,7 @@ import zarr.api.asynchronous as zarr
 from icechunk_async import Repository
 from icechunk_async.config import RepositoryConfig
 from icechunk_async.engine.proposals.files import append, load, load_all, newest_numbers, record_key
+from icechunk_async.engine.upkeep.proposals import delete_ended
 from icechunk_async.errors import (
     ChecksFailedError,
     ConflictError,
@@ -33,7 +34,7 @@ from icechunk_async.errors import (
     ProposalStateError,
     UnsupportedBySpecError,
 )
-from icechunk_async.format.layout import PROPOSALS, snapshot_key
+from icechunk_async.format.layout import PROPOSALS, proposal_prefix, snapshot_key
 from icechunk_async.proposals import Check, ProposalState
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
@@ -440,6 +441,21 @@ async def test_collection_keeps_what_open_proposals_need(repository: Repository)
     assert not [it for it in left if it.startswith(PROPOSALS)]
 
 
+async def test_two_collections_at_once_delete_proposals_that_ended(repository: Repository) -> None:
+    """One has listed a proposal when the other deletes it."""
+    proposal = await proposed(repository)
+    await proposal.close()
+
+    class Late(WrappedStorage):
+        async def before(self, operation: str, key: str) -> None:
+            if operation == "list_prefix" and key == proposal_prefix(proposal.id):
+                done = await delete_ended(self.wrapped, datetime.now(UTC), dry_run=False)
+                assert done.count > 0
+
+    tally = await delete_ended(Late(repository.storage), datetime.now(UTC), dry_run=False)
+    assert (tally.count, tally.failures) == (0, [])
+
+
 async def test_a_candidate_that_was_collected_is_made_anew(repository: Repository) -> None:
     """Other engines do not know what proposals need."""
     check = Counting()
@@ -620,6 +636,20 @@ async def test_the_review_says_what_changes(repository: Repository) -> None:
     few = (await repository.propose("side", compare_chunks=1)).review.arrays[0]
     assert few.cells is None
     assert "Values were not compared: 2 chunks changed" in few.note
+
+
+@pytest.mark.parametrize("attributes", [[1], "x"])
+async def test_attributes_that_are_no_object_are_reviewed_as_one_value(
+    repository: Repository, attributes: Any
+) -> None:
+    """Zarr does not allow them, and a store takes them."""
+    await begin(repository, "side")
+    session = await repository.writable_session("side")
+    document = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+    await write(session, "zarr.json", json.dumps(document).encode())
+    await session.commit("odd")
+    (node,) = (await repository.propose("side")).review.nodes
+    assert [(it.key, it.after) for it in node.keys] == [("attributes", json.dumps(attributes))]
 
 
 async def test_the_past_of_a_branch_has_no_state_that_was_not_visible() -> None:

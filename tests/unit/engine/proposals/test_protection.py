@@ -190,6 +190,16 @@ async def test_a_damaged_setting_protects_all_branches(protected: Repository, st
     await commit(protected, "side", c4=4)
 
 
+async def test_copies_are_protected_as_well(protected: Repository) -> None:
+    """The setting is copied with the repository."""
+    target = memory_url()
+    await protected.copy_to(target)
+    async with Repository.open(target) as copy:
+        assert await copy.protected_branches() == {"main": frozenset()}
+        with pytest.raises(BranchProtectedError):
+            await copy.writable_session("main")
+
+
 async def test_what_cannot_be_protected(protected: Repository) -> None:
     """Is said in one sentence."""
     with pytest.raises(BranchNotFoundError):
