@@ -112,3 +112,72 @@ async def test_groups_and_metadata_are_those_that_tiledb_wrote(tmp_path: Path) -
         member = await opened.array("inside")
         found = {key: it.plain() for key, it in (await member.metadata()).items()}
     assert found == {**values, "many": [1, 2, 3]}
+
+
+async def test_consolidated_metadata_is_seen_when_tiledb_sees_it(tmp_path: Path) -> None:
+    """Before, after a consolidation, and after a vacuum, which takes the moments in between."""
+    uri = str(tmp_path / "array")
+    dim = theirs.Dim("x", domain=(0, 3), tile=2, dtype="int32")
+    theirs.Array.create(uri, theirs.ArraySchema(theirs.Domain(dim), [theirs.Attr("a")]))
+    for time in (10, 20, 30):
+        with theirs.open(uri, "w", timestamp=time) as array:
+            array.meta["last"], array.meta[f"at {time}"] = time, time
+            if time == 20:
+                del array.meta["at 10"]
+
+    async def check() -> list[int]:
+        sizes: list[int] = []
+        for end in (5, 10, 20, 25, 30, 99):
+            with theirs.open(uri, timestamp=end) as array:
+                expected = dict(array.meta.items())
+            async with open_array(uri, end=end) as array:
+                assert {key: it.plain() for key, it in (await array.metadata()).items()} == expected
+            sizes.append(len(expected))
+        return sizes
+
+    whole = await check()
+    assert whole == [0, 2, 2, 2, 3, 3]
+    mode = {"sm.consolidation.mode": "array_meta", "sm.vacuum.mode": "array_meta"}
+    theirs.consolidate(uri, config=theirs.Config(mode))
+    assert await check() == whole
+    theirs.vacuum(uri, config=theirs.Config(mode))
+    assert await check() == [0, 0, 0, 0, 3, 3]
+
+
+async def test_filters_of_attributes_leave_out_tiles_and_no_row(tmp_path: Path) -> None:
+    """By statistics of numbers, of floats with NaN, and of text that may be null."""
+    uri, count = str(tmp_path / "sparse"), 400
+    attrs = [
+        theirs.Attr("number", dtype="int32"),
+        theirs.Attr("float", dtype="float64"),
+        theirs.Attr("text", dtype="ascii", var=True, nullable=True),
+    ]
+    dim = theirs.Dim("x", domain=(0, count), tile=50, dtype="int64")
+    schema = theirs.ArraySchema(theirs.Domain(dim), attrs, sparse=True, capacity=20)
+    theirs.Array.create(uri, schema)
+    at = np.arange(count)
+    texts = [None if it % 9 == 0 else f"{it // 40:02}" for it in range(count)]
+    with theirs.open(uri, "w") as array:
+        array[at] = {
+            "number": (at * 7).astype("i4"),
+            "float": np.where(at % 60 == 1, np.nan, at / 3),
+            "text": pa.array(texts, pa.string()),
+        }
+    async with open_array(uri) as array:
+        every = await (await array.scan()).to_table()
+        assert every.num_rows == count
+        field = pa.compute.field
+        for expression, most in (
+            (field("number") < 500, 80),
+            (field("number") > 7 * count, 0),
+            (field("float") > 120, 240),
+            (~(field("float") <= 120), 240),  # so does a NaN
+            (field("text") == "03", 60),
+            (field("text").is_null() & (field("number") < 100), 20),
+        ):
+            scan = await array.scan(filters=expression)
+            assert sum(it.cells for it in await scan.plan()) <= most
+            found = await scan.to_table()
+            key = [("x", "ascending")]
+            expected = every.filter(expression).sort_by(key)
+            assert repr(found.sort_by(key).to_pylist()) == repr(expected.to_pylist())

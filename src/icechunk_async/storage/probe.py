@@ -432,11 +432,12 @@ class ProbeResult:
         return not self.numbered_problems
 
     def _hint(self) -> str:
+        hint = ""
         if self.url.startswith("s3://") and any(it.promise == _UPDATE for it in self.problems):
-            return " For Ceph's gateway (radosgw) give the option preset='ceph'."
+            hint = " For Ceph's gateway (radosgw) give the option preset='ceph'."
         if self.is_safe_numbered:
-            return " Or create a repository that replaces no object: layout='format-2-numbered'."
-        return ""
+            hint += " Or create a repository that replaces no object: layout='format-2-numbered'."
+        return hint
 
     def check(self, *, numbered: bool = False) -> None:
         """Raise an error if commits could be lost on this storage.

@@ -10,18 +10,23 @@ import platform
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async import Repository
 from icechunk_async.errors import PreconditionFailedError, UnsafeStorageError
 from icechunk_async.storage import ABSENT, BlockingStorage, Capabilities, open_storage
 from icechunk_async_local import filesystems, open_local
 from icechunk_async_local import storage as local_storage
+from tests.helpers import make_array, read, write
 from tests.unit.backends.local_tools import everything, failing
+from tests.without_updates import NUMBERED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from icechunk_async.storage import Storage
@@ -150,6 +155,44 @@ async def test_a_network_file_system_allows_no_updates(
     assert (found.conditional_create, found.conditional_update) == (True, False)
     assert "single_machine=True" in found.reasons["conditional_update"]
     assert await capabilities_of(tmp_path, single_machine=True) == Capabilities()
+
+
+def _mount_in_user_space(patch: pytest.MonkeyPatch) -> AbstractContextManager[Any]:
+    patch.setattr(filesystems, "_kind", lambda _: FUSE)
+    return nullcontext()
+
+
+def _exfat(patch: pytest.MonkeyPatch) -> AbstractContextManager[Any]:
+    """Make no links, and keep times to ten milliseconds."""
+    original = os.utime
+
+    def utime(path: Any, times: Any = None, *, ns: Any = None, **keywords: Any) -> None:
+        del times
+        original(path, ns=tuple(it // 10**7 * 10**7 for it in ns), **keywords)
+
+    patch.setattr(os, "utime", utime)
+    return failing("link", errno.EPERM)
+
+
+@pytest.mark.parametrize("kind", [_mount_in_user_space, _exfat])
+async def test_numbered_states_suit_folders_where_files_are_safely_created_only(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Callable[[pytest.MonkeyPatch], AbstractContextManager[Any]],
+) -> None:
+    """The ordinary layout is refused there, and the refusal names this one."""
+    with kind(monkeypatch):
+        with pytest.raises(UnsafeStorageError, match="layout='format-2-numbered'"):
+            async with Repository.create(tmp_path):
+                pass
+        async with Repository.create(tmp_path, layout=NUMBERED) as repository:
+            session = await repository.writable_session("main")
+            await make_array(session, "a", (2,), (1,))
+            await write(session, "a/c/0", b"1")
+            await session.commit("on such a folder")
+        async with Repository.open(tmp_path) as again:
+            assert again.layout == NUMBERED
+            assert await read(await again.readonly_session("main"), "a/c/0") == b"1"
 
 
 def test_the_kind_of_a_file_system_is_read_from_the_kernel() -> None:

@@ -12,9 +12,18 @@ from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from tests.helpers import make_array, write
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["END", "FIRST", "SIDE", "manifests", "structure_file", "write_large_draft"]
+__all__ = [
+    "END",
+    "FIRST",
+    "SIDE",
+    "check_nodes",
+    "manifests",
+    "structure_file",
+    "write_large_draft",
+]
 
 SIDE: Final = 300
 """Chunks along each axis of the array ``big``."""
@@ -54,3 +63,16 @@ def structure_file(folder: Path) -> Path:
 def manifests(folder: Path, node: dict[str, Any]) -> list[str]:
     """Return the files that a row of the structure file names for an array."""
     return [str(folder / "i" / it["inventory_file"]) for it in node["inventories"]]
+
+
+def check_nodes(nodes: Mapping[str, dict[str, Any]]) -> None:
+    """Assert that another program found the rows of the structure file, by path."""
+    assert {path: row["type"] for path, row in nodes.items()} == {
+        "/": "group",
+        "/big": "array",
+        "/small": "array",
+    }
+    metadata = nodes["/big"]["array_metadata"]
+    assert metadata["shape"] == [SIDE, SIDE]
+    assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == [1, 1]
+    assert [it["extent"] for it in nodes["/small"]["inventories"]] == [[[7, 8]]]

@@ -12,6 +12,7 @@ from tests.unit.older.large_draft import (
     END,
     FIRST,
     SIDE,
+    check_nodes,
     manifests,
     structure_file,
     write_large_draft,
@@ -35,16 +36,7 @@ def _nodes(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_nodes_are_rows(folder: Path) -> None:
     """Ids, types, and what an array's metadata holds, as lists and structures."""
-    nodes = _nodes(folder)
-    assert {path: row["type"] for path, row in nodes.items()} == {
-        "/": "group",
-        "/big": "array",
-        "/small": "array",
-    }
-    metadata = nodes["/big"]["array_metadata"]
-    assert metadata["shape"] == [SIDE, SIDE]
-    assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == [1, 1]
-    assert [it["extent"] for it in nodes["/small"]["inventories"]] == [[[7, 8]]]
+    check_nodes(_nodes(folder))
     lazy = pl.scan_parquet(structure_file(folder))
     chosen = lazy.filter(pl.col("type") == "array").select(pl.col("array_metadata").struct["shape"])
     assert chosen.collect().to_series().to_list() == [[SIDE, SIDE], [10]]

@@ -386,6 +386,19 @@ def test_the_refusal_names_the_preset_for_cephs_gateway() -> None:
     assert "ceph" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["s3://bucket", "file:///d"])
+def test_the_refusal_names_numbered_states_where_they_are_safe(url: str) -> None:
+    """On S3 as elsewhere: old clones of it create objects on condition, and replace them without."""
+    kept = Finding("conditional create", needed=True, verdict=Verdict.KEPT, detail="")
+    broken = replace(kept, promise="conditional update", verdict=Verdict.BROKEN, detail="ignored")
+    with pytest.raises(UnsafeStorageError, match="layout='format-2-numbered'"):
+        ProbeResult(url, (kept, broken), 1.0).check()
+    neither = replace(kept, verdict=Verdict.BROKEN)
+    with pytest.raises(UnsafeStorageError) as caught:
+        ProbeResult(url, (neither, broken), 1.0).check()
+    assert "numbered" not in str(caught.value)
+
+
 class TestCreate:
     """The use of the probe in ``Repository.create``."""
 

@@ -16,7 +16,7 @@ from icechunk_async.sync import tiledb
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import IcechunkError, InvalidInputError
 from icechunk_async.testing.latency import LatencyStorage
-from tests.unit.tiledb.archives import ARCHIVES, files_below, filled, golden_jobs
+from tests.unit.tiledb.archives import ARCHIVES, cases, files_below, filled, golden_jobs
 from tests.unit.tiledb.virtual_arrays import placed
 
 pa: Any = pytest.importorskip("pyarrow", reason="datasets are Arrow, which is not installed")
@@ -29,18 +29,7 @@ if TYPE_CHECKING:
 
 
 NEWEST = ARCHIVES[-1]
-_QUICK = (ARCHIVES[0], "by-0.13.3", NEWEST)
-SPARSE = [
-    pytest.param(
-        archive,
-        job,
-        id=f"{archive}-{job['number']}",
-        marks=() if archive in _QUICK else pytest.mark.thorough,
-    )
-    for archive in ARCHIVES
-    for job in golden_jobs(archive)
-    if job["sparse"]
-]
+SPARSE = cases(lambda job: job["sparse"], quick=(ARCHIVES[0], "by-0.13.3", NEWEST))
 
 
 def _rows(table: Any) -> list[str]:

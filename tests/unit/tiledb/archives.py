@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from icechunk_async.storage import open_storage
 from tests.helpers import memory_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     type Job = dict[str, Any]
 
-__all__ = ["ARCHIVES", "files_below", "filled", "golden_jobs", "load", "stored_results"]
+__all__ = ["ARCHIVES", "cases", "files_below", "filled", "golden_jobs", "load", "stored_results"]
 
 _GOLDEN = Path(__file__).parent / "golden"
 ARCHIVES = sorted(
@@ -44,6 +45,26 @@ def golden_jobs(archive: str) -> list[Job]:
     """Return the jobs whose arrays an archive has; ``number`` names the folder of the array."""
     jobs: list[Job] = json.loads(load(archive)["jobs.json"])
     return jobs
+
+
+def cases(
+    fits: Callable[[Job], bool] = lambda _: True, *, quick: Sequence[str] = ARCHIVES
+) -> list[Any]:
+    """Return parameters for a test: an archive and a job for each array that fits.
+
+    Those of other archives than ``quick`` are left to thorough runs.
+    """
+    return [
+        pytest.param(
+            archive,
+            job,
+            id=f"{archive}-{job['number']}",
+            marks=() if archive in quick else pytest.mark.thorough,
+        )
+        for archive in ARCHIVES
+        for job in golden_jobs(archive)
+        if fits(job)
+    ]
 
 
 def files_below(archive: str, folder: str) -> dict[str, bytes]:

@@ -151,9 +151,11 @@ async def test_fragment_without_its_schema_is_an_error_that_names_both() -> None
     async with open_storage(
         await filled({other if it == schema else it: data for it, data in files.items()})
     ) as storage:
-        with pytest.raises(FormatError, match="does not exist"):
+        with pytest.raises(FormatError, match="does not exist") as refused:
             async with open_array(storage):
                 pass
+        assert schema.rpartition("/")[2] in str(refused.value)
+        assert "/__fragments/__" in refused.value.__notes__[0]
 
 
 async def test_lost_file_of_a_fragment_is_an_error_that_names_it() -> None:

@@ -9,29 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from icechunk_async.errors import InvalidInputError, NotFoundError
+from icechunk_async.errors import InvalidInputError, NotFoundError, UnsupportedSpecVersionError
 from icechunk_async.tiledb import open_array, open_group
 from icechunk_async.tiledb.format.schema import VERSIONS
+from icechunk_async.tiledb.format.tiles import decode_generic
 from icechunk_async.tiledb.format.types import Datatype
 from tests.tiledb.compare import columns_of_file, read_query, sorted_rows
 from tests.tiledb.jobs import BASE, FUTURE, labelled_job, make_cells
 from tests.tiledb.wheels import RELEASES
 from tests.unit.tiledb.archives import (
     ARCHIVES,
+    cases,
     files_below,
     filled,
     golden_jobs,
     load,
     stored_results,
 )
+from tests.unit.tiledb.encoders import generic
 
 pytest.importorskip("pyarrow", reason="sparse arrays are read as Arrow, which is not installed")
 
-CASES = [
-    pytest.param(archive, job, id=f"{archive}-{job['number']}")
-    for archive in ARCHIVES
-    for job in golden_jobs(archive)
-]
+CASES = cases()
 
 
 def test_every_format_version_has_golden_arrays() -> None:
@@ -81,6 +80,31 @@ async def test_fragments_have_the_version_of_their_release(archive: str) -> None
         async with open_array(url) as array:
             assert {it.version for it in array.fragments} <= {_stated_version(archive)}
             assert array.schema.version == _stated_version(archive)
+
+
+@pytest.mark.parametrize(
+    ("version", "advice"), [(3, "older TileDB, and write it anew"), (23, "Upgrade icechunk-async")]
+)
+@pytest.mark.parametrize("what", ["schema", "fragment"])
+async def test_other_versions_are_refused_by_their_number(
+    version: int, advice: str, what: str
+) -> None:
+    """Older ones and newer ones, of the array and of one fragment; with what to do."""
+    job = next(it for it in golden_jobs(ARCHIVES[-1]) if it["number"] == "features-0")
+    files = files_below(ARCHIVES[-1], job["number"])
+    mark = {"schema": "__schema/", "fragment": "/__fragment_metadata.tdb"}[what]
+    (name,) = [it for it in files if mark in it]
+    data, stated = files[name], version.to_bytes(4, "little")
+    if what == "schema":
+        changed = generic(stated + bytes(decode_generic(data, what))[4:])
+    else:
+        start = len(data) - 8 - int.from_bytes(data[-8:], "little")
+        changed = data[:start] + stated + data[start + 4 :]
+    url = await filled({**files, name: changed})
+    told = f"The {what} of a TileDB array has format version {version}.*{advice}"
+    with pytest.raises(UnsupportedSpecVersionError, match=told):
+        async with open_array(url, end=job["queries"][0]["end"]):
+            pass
 
 
 async def test_group_has_members_and_metadata_of_its_time() -> None:

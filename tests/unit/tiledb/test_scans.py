@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.tiledb import open_array
-from icechunk_async.tiledb.arrays.statistics import TileBounds
-from tests.unit.tiledb.archives import ARCHIVES, files_below, filled, golden_jobs
+from icechunk_async.tiledb.arrays.fragments import Fragment
+from icechunk_async.tiledb.arrays.statistics import TileBounds, attribute_bounds
+from icechunk_async.tiledb.format.schema import Attribute
+from icechunk_async.tiledb.format.types import VAR, Datatype
+from tests.unit.tiledb.archives import ARCHIVES, cases, files_below, filled, golden_jobs
 
 pa = pytest.importorskip("pyarrow", reason="scans are Arrow, which is not installed")
 pc = pytest.importorskip("pyarrow.compute")
@@ -21,12 +25,7 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.arrays.sparse import SparseReader
 
 _EXPRESSIONS = 60 if os.environ.get("EXAMPLES") == "all" else 3
-SPARSE = [
-    pytest.param(archive, job, id=f"{archive}-{job['number']}")
-    for archive in ARCHIVES
-    for job in golden_jobs(archive)
-    if job["sparse"]
-]
+SPARSE = cases(lambda job: job["sparse"])
 
 
 def _expression(rng: random.Random, table: Any) -> Any:
@@ -91,7 +90,6 @@ async def test_filters_leave_the_rows_that_pass(archive: str, job: dict[str, Any
 @pytest.mark.parametrize(("archive", "job"), SPARSE)
 async def test_bounds_hold_for_the_cells_of_each_tile(archive: str, job: dict[str, Any]) -> None:
     """Those of the tree, and the statistics that are used."""
-    from icechunk_async.tiledb.arrays.statistics import attribute_bounds
     from icechunk_async.tiledb.arrays.tiles import open_field
 
     url = await filled(files_below(archive, job["number"]))
@@ -151,6 +149,75 @@ async def test_coordinates_outside_of_all_boxes_read_no_tile() -> None:
         assert await reader.scan(None, pc.field("x") > 5000).plan() == []
         some = await reader.scan(None, pc.field("x") < 300).plan()
         assert 0 < sum(it.cells for it in some) < every
+
+
+async def test_range_of_an_attribute_leaves_out_tiles_by_their_statistics() -> None:
+    """Where one fragment has all cells; the rows are those that pass."""
+    archive = ARCHIVES[-1]
+    job = next(it for it in golden_jobs(archive) if it["number"] == "features-4")
+    url = await filled(files_below(archive, job["number"]))
+    written = [it["time"] for it in job["steps"] if it["op"] == "write"][-1]
+    async with open_array(url, start=written, end=written) as array:
+        reader = await array.sparse_reader()
+        every = await _table(reader)
+        greatest = max(every.column("a").to_pylist())
+        assert await reader.scan(None, pc.field("a") > greatest).plan() == []
+        few = pc.field("a") == greatest
+        assert sum(it.cells for it in await reader.scan(None, few).plan()) < every.num_rows
+        assert _rows(await _table(reader, few)) == _rows(every.filter(few))
+
+
+class _StatedFragment:
+    """A fragment of one tile, of which only the statistics of one attribute are asked."""
+
+    def __init__(self, version: int, attribute: Attribute) -> None:
+        self.version = version
+        self.schema = SimpleNamespace(fields={attribute.name: attribute}, capacity=4)
+        self.footer = SimpleNamespace(last_tile_cells=4)
+        self.tile_count = 1
+
+    async def extremes(self, _: str) -> Any:
+        """Return the least text and the greatest."""
+        return tuple(SimpleNamespace(items=lambda it=it: [it]) for it in (b"a", b"c"))
+
+    async def null_counts(self, _: str) -> Any:
+        """Return that one cell is null."""
+        return np.array([1], np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_nullable", "is_trusted"),
+    [(20, True, False), (21, True, True), (22, True, True), (20, False, True), (10, False, False)],
+)
+async def test_statistics_of_text_with_nulls_are_trusted_since_version_21(
+    version: int, is_nullable: bool, is_trusted: bool
+) -> None:
+    """Before, TileDB wrote wrong ones; before version 11, none at all."""
+    text = Attribute("a", Datatype.STRING_ASCII, VAR, (), b"\0", is_nullable=is_nullable)
+    found = await attribute_bounds(_StatedFragment(version, text), text)  # type: ignore[arg-type]
+    assert (found is not None) == is_trusted
+    if found is not None:
+        assert (found.lows.tolist(), found.highs.tolist()) == ([b"a"], [b"c"])
+        assert found.nulls.tolist() == [is_nullable]
+
+
+async def test_condition_is_not_applied_again_to_a_fragment_that_lists_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Consolidation applied it already: cells of the fragment are those that were left."""
+    job = next(it for it in golden_jobs(ARCHIVES[-1]) if it["number"] == "features-4")
+    url = await filled(files_below(ARCHIVES[-1], job["number"]))
+    written = [it["time"] for it in job["steps"] if it["op"] == "write"][-1]
+    async with open_array(url, start=written) as array:
+        reader = await array.sparse_reader()
+        left = (await _table(reader)).num_rows
+        names = frozenset(deletion.name for deletion, _ in reader.deletions)
+
+        async def processed(_: Fragment) -> frozenset[str]:
+            return names
+
+        monkeypatch.setattr(Fragment, "processed", processed)
+        assert (await _table(reader)).num_rows > left
 
 
 async def test_filter_that_cannot_be_applied_is_refused() -> None:

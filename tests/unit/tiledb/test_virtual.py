@@ -33,7 +33,7 @@ from icechunk_async.tiledb.format.types import VAR, default_fill
 from icechunk_async.tiledb.zarr.copies import byte_strings, element_attributes
 from icechunk_async.zarr.decoding import ChunkCodec
 from tests.helpers import read
-from tests.unit.tiledb.archives import ARCHIVES, golden_jobs
+from tests.unit.tiledb.archives import ARCHIVES, cases, golden_jobs
 from tests.unit.tiledb.virtual_arrays import expressible, placed, referring
 
 if TYPE_CHECKING:
@@ -48,17 +48,12 @@ NUMBERS = {f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)}
     "BOOL",
 }
 _QUICK = (ARCHIVES[0], ARCHIVES[-1])
-DENSE = [
-    pytest.param(
-        archive,
-        job,
-        id=f"{archive}-{job['number']}",
-        marks=() if archive in _QUICK else pytest.mark.thorough,
-    )
-    for archive in ARCHIVES
-    for job in golden_jobs(archive)
-    if not job["sparse"] and not all(it.get("var") or it.get("nullable") for it in job["attrs"])
-]
+DENSE = cases(
+    lambda job: (
+        not job["sparse"] and not all(it.get("var") or it.get("nullable") for it in job["attrs"])
+    ),
+    quick=_QUICK,
+)
 
 
 async def _same(store: Any, path: str, array: TileDBArray, names: list[str]) -> None:

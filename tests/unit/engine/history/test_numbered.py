@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from icechunk_async.results import RepoAvailability, RepoStatus
 from icechunk_async.storage import ABSENT, ObjectInfo, Version, open_storage
 from icechunk_async.storage.probe import probe_storage
 from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.upkeep import upgrade
 from tests.helpers import group_document, make_array, memory_url, objects, read, write
 from tests.unit.engine.upkeep.upkeep_tools import now
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from icechunk_async.storage import Storage
+    from icechunk_async.storage import Capabilities, Data, Expected, Storage
 
 
 @pytest.fixture
@@ -108,6 +110,34 @@ async def test_the_ordinary_layout_is_refused_there_and_names_this_one(storage: 
         found.check()
     async with Repository.create(storage, layout=NUMBERED, probe=True) as repository:
         await _commit(repository, 1)
+
+
+class _OldClone(WrappedStorage):
+    """Claims all, and ignores the condition of an update, as old services that speak S3 do."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the wrapped storage, which nobody tried."""
+        return replace(self.wrapped.capabilities, verified=False)
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole object."""
+        condition = if_version if if_version is ABSENT else None
+        return await super().put(key, data, if_version=condition)
+
+
+async def test_a_storage_that_ignores_conditions_of_updates_is_enough() -> None:
+    """The trial at creation finds out, names this layout, and lets it be created there."""
+    async with open_storage(memory_url()) as plain:
+        storage = _OldClone(plain)
+        with pytest.raises(UnsafeStorageError, match="layout='format-2-numbered'"):
+            async with Repository.create(storage):
+                pass
+        assert await objects(storage) == {}
+        async with Repository.create(storage, layout=NUMBERED) as repository:
+            await _commit(repository, 0)
+        async with Repository.open(storage) as again:
+            assert await _messages(again) == ["commit 0", "Repository initialized"]
 
 
 async def test_history_has_all_features_of_format_2(repository: Repository) -> None:
