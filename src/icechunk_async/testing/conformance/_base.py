@@ -35,8 +35,8 @@ class Promises:
     def reopen(description: StorageDescription) -> AbstractAsyncContextManager[Storage]:
         """Open another handle on the same objects.
 
-        It is also called in other processes, so it must be importable by name. The default uses the
-        backend's entry point.
+        It is also called in other processes, so it must be importable by name. These stay for the
+        next test and end with the run. The default uses the backend's entry point.
         """
         return registry.reopen(description)
 

@@ -2,7 +2,7 @@
 
 The processes are started as new programs, so that a backend inherits nothing through a fork, and
 receive their work through a pipe. Importing takes them longer than the work, so they stay for the
-next test, which opens a handle anew; they end with this process.
+next test, which opens a handle anew in its working directory; they end with this process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.errors import PreconditionFailedError
@@ -33,6 +35,8 @@ PROCESSES: Final = 4
 
 _PROGRAM: Final = f"from {__name__} import serve; serve()"
 _READY: Final = b"ready"
+_PATIENCE_SECONDS: Final = 5.0
+"""For a process to end by itself."""
 _idle: list[_Worker] = []
 """Processes that wait for work."""
 
@@ -68,12 +72,10 @@ def _run[A, R](
     work: Work[A, R], reopen: Reopen, description: StorageDescription, argument: A
 ) -> list[R]:
     task = pickle.dumps((work, reopen, description, argument))
-    if not _idle:
-        atexit.register(_end_all)
     workers = [_worker() for _ in range(PROCESSES)]
     try:
         for worker in workers:
-            worker.send((sys.path, dict(os.environ), task))
+            worker.send((sys.path, dict(os.environ), Path.cwd(), task))
         for worker in workers:
             worker.receive()  # open and ready
         for worker in workers:
@@ -125,13 +127,20 @@ class _Worker:
         return value
 
     def end(self, *, kill: bool = False) -> None:
-        """Let the process end, which it does where it waits for work."""
-        if kill:
-            self._process.kill()
-        with self._process:
-            pass  # closes the pipes, and waits
+        """Let the process end, which it does where it waits for work; or kill it.
+
+        It is killed as well if it stays: a fork of this process may have a copy of its pipe, or its
+        backend a thread that does not end.
+        """
+        with suppress(BrokenPipeError), self._process as process:
+            if not kill and process.stdin is not None:
+                process.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE_SECONDS)
+            process.kill()  # does nothing if it has ended
 
 
+@atexit.register
 def _end_all() -> None:
     while _idle:
         _idle.pop().end()
@@ -139,7 +148,8 @@ def _end_all() -> None:
 
 def serve() -> None:
     """Run the work sent through the pipe, until it is closed. Runs in a new process."""
-    with os.fdopen(os.dup(1), "wb") as to_parent:
+    # An interrupt of the run reaches this process as well; the run is the one to tell of it.
+    with suppress(KeyboardInterrupt), os.fdopen(os.dup(1), "wb") as to_parent:
         os.dup2(2, 1)  # what anyone prints must not mix with the answers
         from_parent = sys.stdin.buffer
 
@@ -153,13 +163,14 @@ def serve() -> None:
 
         while True:
             try:
-                path, environment, task = pickle.load(from_parent)  # noqa: S301 - as above
+                path, environment, directory, task = pickle.load(from_parent)  # noqa: S301 - as above
             except EOFError:
                 return
             try:
                 sys.path[:] = path
                 os.environ.clear()
                 os.environ.update(environment)
+                os.chdir(directory)
                 work, reopen, description, argument = pickle.loads(task)  # noqa: S301 - as above
                 answer(work(reopen, description, argument, wait_for_all))
             except Exception as error:  # noqa: BLE001 - it is raised where the process was started
