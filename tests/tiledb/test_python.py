@@ -164,7 +164,7 @@ async def test_filters_of_attributes_leave_out_tiles_and_no_row(tmp_path: Path) 
             "text": pa.array(texts, pa.string()),
         }
     async with open_array(uri) as array:
-        every = await (await array.scan()).to_table()
+        every: Any = await (await array.scan()).to_table()
         assert every.num_rows == count
         field = pa.compute.field
         for expression, most in (
@@ -177,7 +177,7 @@ async def test_filters_of_attributes_leave_out_tiles_and_no_row(tmp_path: Path) 
         ):
             scan = await array.scan(filters=expression)
             assert sum(it.cells for it in await scan.plan()) <= most
-            found = await scan.to_table()
+            found: Any = await scan.to_table()
             key = [("x", "ascending")]
             expected = every.filter(expression).sort_by(key)
             assert repr(found.sort_by(key).to_pylist()) == repr(expected.to_pylist())

@@ -388,7 +388,7 @@ def test_the_refusal_names_the_preset_for_cephs_gateway() -> None:
 
 @pytest.mark.parametrize("url", ["s3://bucket", "file:///d"])
 def test_the_refusal_names_numbered_states_where_they_are_safe(url: str) -> None:
-    """On S3 as elsewhere: old clones of it create objects on condition, and replace them without."""
+    """On S3 as elsewhere: old clones of it create on condition, and replace without."""
     kept = Finding("conditional create", needed=True, verdict=Verdict.KEPT, detail="")
     broken = replace(kept, promise="conditional update", verdict=Verdict.BROKEN, detail="ignored")
     with pytest.raises(UnsafeStorageError, match="layout='format-2-numbered'"):

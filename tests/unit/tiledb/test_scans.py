@@ -190,7 +190,7 @@ class _StatedFragment:
     [(20, True, False), (21, True, True), (22, True, True), (20, False, True), (10, False, False)],
 )
 async def test_statistics_of_text_with_nulls_are_trusted_since_version_21(
-    version: int, is_nullable: bool, is_trusted: bool
+    *, version: int, is_nullable: bool, is_trusted: bool
 ) -> None:
     """Before, TileDB wrote wrong ones; before version 11, none at all."""
     text = Attribute("a", Datatype.STRING_ASCII, VAR, (), b"\0", is_nullable=is_nullable)
