@@ -702,10 +702,14 @@ async def propose(
     source_ref, source_id = await _source_of(desk.engine, wish)
     title = wish.title
     if title is None:
-        title = (wish.message or f"Merge {source_ref!r} into {wish.into!r}").split("\n", 1)[0]
-        title = title[:MOST_TITLE]
+        lines = (wish.message or "").splitlines() or [f"Merge {source_ref!r} into {wish.into!r}"]
+        title = lines[0][:MOST_TITLE]
     message = title if wish.message is None else wish.message
     _check_text("title", title, MOST_TITLE)
+    if len(title.splitlines()) > 1:
+        raise InvalidInputError(
+            f"The title of a proposal is one line, not {title!r:.80}; give the rest as the message."
+        )
     _check_text("message", message, MOST_MESSAGE)
     base_id = None if wish.base is None else await find_ref(desk.engine, wish.base)
     now = clock.now_us()

@@ -483,7 +483,8 @@ class Repository(Displayed):
         """
         session = self.writable_session(branch, deduplicate=deduplicate)
         yield session.store
-        native = session.handle.ready if deduplicate and once is None else None
+        quietly = deduplicate and once is None and not session.unmerged_forks
+        native = session.handle.ready if quietly else None
         if isinstance(native, NativeSession) and native.publisher.end_unchanged():
             return
         session.commit(
@@ -495,6 +496,7 @@ class Repository(Displayed):
             allow_empty=deduplicate and once is not None,
             once=once,
             unchanged=unchanged,
+            allow_missing_forks=not deduplicate,  # one may hold what changed
         )
 
     readonly_session = blocking(readonly_session_async)

@@ -78,3 +78,14 @@ def test_a_block_that_fails_commits_nothing(repository: Repository) -> None:
         with repository.transaction("main", message="failed") as store:
             zarr.open_array(store, path="a")[0] = 1 // 0
     assert repository.lookup_branch("main") == before
+
+
+def test_a_block_that_lacks_a_fork_does_not_end_quietly(repository: Repository) -> None:
+    """Otherwise all that the fork wrote would be lost without a word."""
+    before = repository.lookup_branch("main")
+    with (
+        pytest.raises(SessionStateError, match=r"1 fork\(s\)"),
+        repository.transaction("main", message="lost", deduplicate=True) as store,
+    ):
+        zarr.open_array(store.session.fork().store, path="a")[0] = 1
+    assert repository.lookup_branch("main") == before

@@ -325,6 +325,7 @@ async def test_what_cannot_be_proposed_leaves_nothing(repository: Repository) ->
         (NotFoundError, lambda: repository.propose("clash", into="nowhere")),
         (InvalidInputError, lambda: repository.propose("main")),
         (InvalidInputError, lambda: repository.propose("clash", title="x" * 501)),
+        (InvalidInputError, lambda: repository.propose("clash", title="two\nlines")),
         (InvalidInputError, lambda: repository.propose("clash", message="x" * 20_001)),
         (InvalidInputError, lambda: repository.propose("clash", checks=twice)),
         (InvalidInputError, lambda: repository.propose("clash", checks=["pytest"])),  # type: ignore[list-item]
