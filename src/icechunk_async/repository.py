@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import anyio
 import anyio.to_thread
 
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.concurrency import Held, gather
 from icechunk_async.engine.commit.once import record_of
 from icechunk_async.engine.commit.publisher import RESERVED
 from icechunk_async.engine.history import (
@@ -54,6 +56,7 @@ from icechunk_async.errors import (
     IcechunkError,
     InvalidInputError,
     LeaseLostError,
+    StorageClosedError,
 )
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import ManifestId, ProposalId, SessionId, SnapshotId
@@ -71,13 +74,14 @@ if TYPE_CHECKING:
         Awaitable,
         Callable,
         Collection,
+        Generator,
         Hashable,
         Iterable,
         Mapping,
         Sequence,
     )
-    from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
+    from types import TracebackType
 
     import xarray
 
@@ -116,7 +120,7 @@ if TYPE_CHECKING:
     from icechunk_async.zarr.store import IcechunkStore
     from icechunk_async.zarr.values import CellChanges, ValueDiff
 
-__all__ = ["FeatureFlag", "RepoAvailability", "RepoStatus", "Repository"]
+__all__ = ["FeatureFlag", "Opening", "RepoAvailability", "RepoStatus", "Repository"]
 
 _log = logging.getLogger(__name__)
 
@@ -137,17 +141,25 @@ class RepoStatus:
 class Repository:
     """A versioned Zarr hierarchy in a storage.
 
-    Open it with `open`, `create` or `open_or_create`, which return asynchronous context managers::
+    Open it with `open`, `create` or `open_or_create`, for the length of a block::
 
         async with Repository.open("file:///data/climate") as repository:
             session = await repository.readonly_session("main")
 
-    The storage closes with the block; sessions and stores cannot be used after it.
+    or until it is closed, as a service does that opens it when it starts::
+
+        repository = await Repository.open("file:///data/climate")
+        ...
+        await repository.aclose()
+
+    When it closes, so does its storage; sessions and stores cannot be used afterwards. See
+    `Opening` for what happens to a repository that nobody closes.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lifetime: Lifetime | None = None) -> None:
         """Use `create`, `open` or `open_or_create`."""
         self._engine = engine
+        self._lifetime = lifetime
         self.default_commit_metadata: dict[str, JSON] = {}
         """Properties of every commit made through this object; a commit's own override them."""
         self._hooks: Hooks | None = None
@@ -176,7 +188,7 @@ class Repository:
         check_clean_root: bool = True,
         probe: bool | None = None,
         after_commit: Sequence[Callable[[CommitEvent], Awaitable[object]]] = (),
-    ) -> AbstractAsyncContextManager[Repository]:
+    ) -> Opening[Repository]:
         """Create a repository and open it.
 
         Args:
@@ -219,7 +231,7 @@ class Repository:
             verify_reads=verify_reads,
             after_commit=after_commit,
         )
-        return _open(cls, request, Creation(spec_version, check_clean_root, probe, layout))
+        return Opening(cls, request, Creation(spec_version, check_clean_root, probe, layout))
 
     @classmethod
     def open(
@@ -235,7 +247,7 @@ class Repository:
         sums: bool | None = None,
         verify_reads: bool = False,
         after_commit: Sequence[Callable[[CommitEvent], Awaitable[object]]] = (),
-    ) -> AbstractAsyncContextManager[Repository]:
+    ) -> Opening[Repository]:
         """Open a repository of any format version or layout.
 
         Args:
@@ -277,7 +289,7 @@ class Repository:
             verify_reads=verify_reads,
             after_commit=after_commit,
         )
-        return _open(cls, request)
+        return Opening(cls, request)
 
     @classmethod
     def open_or_create(
@@ -297,7 +309,7 @@ class Repository:
         check_clean_root: bool = True,
         probe: bool | None = None,
         after_commit: Sequence[Callable[[CommitEvent], Awaitable[object]]] = (),
-    ) -> AbstractAsyncContextManager[Repository]:
+    ) -> Opening[Repository]:
         """Open the repository at a location, or create one if the location is empty.
 
         Arguments and errors are those of `open` and `create`; ``spec_version`` and ``layout`` count
@@ -314,13 +326,13 @@ class Repository:
             after_commit=after_commit,
         )
         creation = Creation(spec_version, check_clean_root, probe, layout)
-        return _open(cls, request, creation, or_open=True)
+        return Opening(cls, request, creation, or_open=True)
 
     def reopen(
         self,
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
-    ) -> AbstractAsyncContextManager[Self]:
+    ) -> Opening[Self]:
         """Open the same storage again, with another configuration or other authorisations.
 
         Args:
@@ -339,7 +351,7 @@ class Repository:
         request = replace(request, config=given)
         if authorize_virtual_chunk_access is not None:
             request = replace(request, authorized=dict(authorize_virtual_chunk_access))
-        return _open(type(self), request, metadata=self.default_commit_metadata)
+        return Opening(type(self), request, metadata=self.default_commit_metadata)
 
     @staticmethod
     async def exists(
@@ -382,6 +394,33 @@ class Repository:
         """
         found = await find_at(_request(location, storage_options), required=True)
         return None if found is None else found.config
+
+    async def aclose(self) -> None:
+        """Close the repository and its storage; a second time it does nothing.
+
+        Sessions and stores raise `StorageClosedError` afterwards; what was not committed is gone.
+        Call it in the event loop that opened the repository. Inside an ``async with`` block the
+        end of the block closes what is left.
+
+        Cancellation: the repository is closed, or closes without being waited for.
+        """
+        if self._lifetime is not None:
+            await self._lifetime.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the repository; it closes with the block."""
+        if self._lifetime is not None:
+            self._lifetime.check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the repository."""
+        await self.aclose()
 
     # The open repository
 
@@ -2683,16 +2722,149 @@ def _request(
     return Request(location, dict(storage_options or {}), config, dict(authorized or {}))
 
 
-@asynccontextmanager
-async def _open[R: Repository](
-    cls: type[R],
-    request: Request,
-    creation: Creation | None = None,
-    *,
-    or_open: bool = False,
-    metadata: Mapping[str, JSON] | None = None,
-) -> AsyncGenerator[R]:
-    async with open_engine(request, creation, or_open=or_open) as engine:
-        repository = cls(engine)
-        repository.default_commit_metadata = dict(metadata or {})
-        yield repository
+class Lifetime:
+    """Whether a repository was closed, and how it is."""
+
+    def __init__(self, location: Location) -> None:
+        """Begin with nothing open."""
+        self._location = location
+        self.leave: Callable[[], Awaitable[None]] | None = None
+        """Closes the repository, if it is open; a second time it does nothing."""
+        self.is_closed = False
+
+    @property
+    def shown(self) -> str:
+        """The place for people: without a user, a password or a query, which may be secret."""
+        from icechunk_async.format.config.secrets import veiled_url  # noqa: PLC0415 -- loaded on use
+
+        description = getattr(self._location, "description", None)
+        url = str(self._location if description is None else description.url)
+        return veiled_url(url.partition("?")[0] if "://" in url else url)
+
+    def check_open(self) -> None:
+        """Refuse a repository that was closed."""
+        if self.is_closed:
+            raise StorageClosedError("The repository was closed. Open it again.")
+
+    async def close(self) -> None:
+        """Close the repository; a second time, do nothing."""
+        self.is_closed = True
+        if self.leave is not None:
+            await self.leave()
+
+    def warn(self) -> None:
+        """Warn once of a repository that nobody closed: it was collected, or its loop ends."""
+        if not self.is_closed:
+            self.is_closed = True
+            warnings.warn(
+                f"The repository at {self.shown!r} was opened with 'await' and never closed. Call "
+                "'await repository.aclose()' when it is done with, or open it with 'async with'.",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+class Opening[R: Repository]:
+    """A repository that is about to be opened: await it, or enter it with ``async with``.
+
+    ``async with`` opens the repository and closes it with the block. ``await`` opens it and returns
+    it; it stays open until ``aclose``, also if nobody keeps the `Opening` or the task that opened
+    it ends. Until one of both nothing is opened and nothing has to be closed.
+
+    The same repository is returned however often an `Opening` is awaited. It can be entered once,
+    also after it was awaited, and then closes with the block. Once it is closed, it can be neither
+    awaited nor entered: call ``Repository.open`` again. An opening that fails or is cancelled
+    leaves nothing open, and may be tried again.
+
+    A repository that was awaited and never closed gives a ``ResourceWarning``, which Python shows
+    with ``-X dev``: when nothing refers to it any more, or when the event loop ends. No commit is
+    lost by that: sessions and stores taken from it still work, and its connections close in order
+    when ``asyncio.run`` ends the loop.
+    """
+
+    def __init__(
+        self,
+        cls: type[R],
+        request: Request,
+        creation: Creation | None = None,
+        *,
+        or_open: bool = False,
+        metadata: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Open nothing yet; ``Repository.open`` and its like return one."""
+        self._cls = cls
+        self._how = request, creation
+        self._or_open = or_open
+        self._metadata = metadata
+        self._repository: R | None = None
+        self._stack: AsyncExitStack | None = None
+        self._lifetime = Lifetime(request.location)
+        self._lock = anyio.Lock()
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        """Open the repository until it is closed, and return it."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> R:
+        async with self._lock:  # of several that await it, one opens the repository
+            if self._repository is None:
+                held = Held(open_engine(*self._how, or_open=self._or_open), self._lifetime.warn)
+                self._repository = self._opened(await held.open(), held.close)
+                weakref.finalize(self._repository, self._lifetime.warn).atexit = False
+            self._lifetime.check_open()
+            return self._repository
+
+    async def __aenter__(self) -> R:
+        """Open the repository, unless it was awaited before, and return it."""
+        async with self._lock:
+            if self._stack is not None:
+                raise InvalidInputError(
+                    "This opening was entered already. Each 'async with' needs a new one: call "
+                    "Repository.open again."
+                )
+            self._lifetime.check_open()
+            stack = AsyncExitStack()
+            if self._repository is None:
+                opening = open_engine(*self._how, or_open=self._or_open)
+                engine = await stack.enter_async_context(opening)
+                self._repository = self._opened(engine, stack.aclose)
+            else:
+                stack.push_async_callback(self._lifetime.close)
+            self._stack = stack
+            return self._repository
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the repository."""
+        assert self._stack is not None  # else it was not entered
+        self._lifetime.is_closed = True
+        await self._stack.__aexit__(exc_type, exc_value, traceback)
+
+    def _opened(self, engine: Engine, leave: Callable[[], Awaitable[None]]) -> R:
+        self._lifetime.leave = leave
+        repository = self._cls(engine, self._lifetime)
+        repository.default_commit_metadata = dict(self._metadata or {})
+        return repository
+
+    def __repr__(self) -> str:
+        """Show what it opens, without secrets."""
+        return f"<Opening of {self._lifetime.shown!r}: await it, or use async with>"
+
+    if not TYPE_CHECKING:  # else every name would have a type
+
+        def __getattr__(self, name: str) -> object:
+            """Raise an error that tells what was forgotten."""
+            advice = (
+                " The repository is not open yet: write 'await Repository.open(...)', or 'async "
+                "with Repository.open(...) as repository:'."
+            )
+            known = not name.startswith("_") and hasattr(Repository, name)
+            raise AttributeError(
+                f"'Opening' object has no attribute {name!r}.{advice if known else ''}",
+                name=name,
+                obj=self,
+            )

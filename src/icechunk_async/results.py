@@ -34,7 +34,7 @@ from icechunk_async.format.operations_log import (
 )
 from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.format.snapshot import ManifestFileInfo
-from icechunk_async.repository import FeatureFlag, RepoAvailability, RepoStatus
+from icechunk_async.repository import FeatureFlag, Opening, RepoAvailability, RepoStatus
 from icechunk_async.zarr.queries.aggregate import Aggregate
 from icechunk_async.zarr.queries.analyze import Analysis
 from icechunk_async.zarr.queries.selection import SelectedCells, Selection
@@ -64,6 +64,7 @@ __all__ = [
     "MetadataChanged",
     "NewCommit",
     "NodeId",
+    "Opening",
     "Progress",
     "ProgressCallback",
     "RecordedTransaction",

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
         Coroutine,
         Iterable,
     )
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
 
 __all__ = [
     "AnyLoopLock",
     "Background",
+    "Held",
     "SingleFlight",
     "bounded_map",
     "closing",
@@ -241,6 +243,79 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             _log.warning("work in the background failed", exc_info=failure)
+
+
+class Held[T]:
+    """A context manager that a task keeps entered until `close`, or until its event loop ends.
+
+    Entering and leaving happen in that one task, so whoever opened it may end. Left to itself, an
+    asynchronous generator is closed piece by piece in any order when its loop ends; a task is
+    cancelled then, and leaves as it entered.
+    """
+
+    def __init__(
+        self, manager: AbstractAsyncContextManager[T], abandoned: Callable[[], object]
+    ) -> None:
+        """Enter nothing yet; ``abandoned`` is called if the event loop ends before `close`."""
+        self._manager = manager
+        self._abandoned = abandoned
+        self._leave = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> T:
+        """Enter the context manager and return its value; once.
+
+        Raises:
+            What entering raised.
+
+        Cancellation: entering is cancelled and waited for; nothing stays open.
+        """
+        loop = asyncio.get_running_loop()
+        entered: asyncio.Future[T] = loop.create_future()
+        self._task = loop.create_task(self._hold(entered))
+        _held.add(self._task)  # the loop itself refers to its tasks weakly
+        self._task.add_done_callback(_held.discard)
+        try:
+            return await asyncio.shield(entered)
+        except asyncio.CancelledError:
+            self._leave.set()  # it may have been entered already
+            self._task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._task])
+            raise
+
+    async def _hold(self, entered: asyncio.Future[T]) -> None:
+        try:
+            async with self._manager as value:
+                entered.set_result(value)
+                await self._leave.wait()
+        except asyncio.CancelledError:
+            if not entered.done():
+                entered.cancel()
+            elif not self._leave.is_set():
+                self._abandoned()
+            raise
+        except BaseException as error:
+            if entered.done():
+                raise
+            entered.set_exception(error)
+            entered.exception()  # mark as seen: the opener may have been cancelled
+
+    async def close(self) -> None:
+        """Leave the context manager and wait for it; afterwards, do nothing.
+
+        Raises:
+            What leaving raised, to the first caller.
+
+        Cancellation: leaving is not cancelled.
+        """
+        self._leave.set()
+        if self._task is not None and not self._task.done():
+            await asyncio.shield(self._task)
+
+
+_held: Final[set[asyncio.Task[None]]] = set()
+"""The tasks of what is held open."""
 
 
 @dataclass(slots=True)
