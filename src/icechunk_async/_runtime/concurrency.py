@@ -248,9 +248,9 @@ class Background:
 class Held[T]:
     """A context manager that a task keeps entered until `close`, or until its event loop ends.
 
-    Entering and leaving happen in that one task, so the task that opened it may end. Left to itself, an
-    asynchronous generator is closed piece by piece in any order when its loop ends; a task is
-    cancelled then, and leaves as it entered.
+    Entering and leaving happen in that one task, so the task that opened it may end. Left to
+    itself, an asynchronous generator is closed piece by piece in any order when its loop ends; a
+    task is cancelled then, and leaves as it entered.
     """
 
     def __init__(
