@@ -1092,47 +1092,74 @@ class Repository:
         end: SnapshotId | str = "main",
         *,
         net: bool = True,
+        level: Literal["chunk", "cell"] = "chunk",
         before: bool = False,
         batch_size: int = 100_000,
-    ) -> AsyncIterator[Change]:
+    ) -> AsyncIterator[Change | CellChanges]:
         """Iterate over everything that turns one snapshot into another, as columns.
 
         Any two snapshots can be compared, also of different branches. Nodes come first: deletions,
         moves, creations, new metadata. What was below a deleted group is listed as well: deleted,
-        or moved out of it. Then come chunks, array by array. In a repository that keeps checksums,
-        chunks that were written again with equal bytes are left out (a checksum has 32 bits).
+        or moved out of it. Then come chunks or cells, array by array.
+
+        Chunks that were written again with equal bytes are left out in a repository that keeps
+        checksums (a checksum has 32 bits).
+
+        Cells are those whose value differs, also of virtual chunks. What an array did not have
+        before counts as its fill value: a new array, cells beyond its former shape, and all
+        cells of an array whose rank changed or whose data type became one that cannot be compared.
+        Cells that are gone, with their array or since it was made smaller, are not listed: the
+        change of the node says so.
 
         Args:
             start: the first snapshot: a branch, a tag, an id, or a ref such as ``main~2``.
             end: the second one.
             net: compare the two states. False: what each commit between them changed, in order.
-            before: also give the references of chunks before the change.
-            batch_size: chunks in a batch, at most.
+            level: what is listed of the contents of arrays.
+            before: also give the references of chunks before the change. Cells always come with
+                their values before, since these are compared.
+            batch_size: chunks, or cells, in a batch, at most.
 
         Yields:
-            `NodeChange` and `ChunkChanges` of `icechunk_async.versions`.
+            `NodeChange`, and `ChunkChanges` or `CellChanges` of `icechunk_async.versions`.
 
         Raises:
             NotFoundError, SnapshotNotFoundError: nothing has this name, or it was collected.
-            InvalidInputError: without ``net``: ``start`` is not an ancestor of ``end``.
-            FormatError: a snapshot or a manifest is damaged.
+            InvalidInputError: without ``net``: ``start`` is not an ancestor of ``end``. Or an
+                argument cannot be. Or, for cells, an array that changed has no regular chunk grid.
+            FormatError: a snapshot, a manifest or a chunk that is read is damaged.
 
         Cost: where one is an ancestor of the other, the logs between them, and the manifests that
         hold what those list; otherwise a look at each node, and the manifests that only one
-        of them uses (in format version 1 always). Memory: the references of the manifests of
-        eight arrays.
+        of them uses (in format version 1 always). For cells both versions of each chunk that
+        changed are read and decoded: all chunks of an array whose codecs, fill value or data type
+        changed, and, of one that grew, also those at its former end that were not full. Memory: the
+        references of the manifests of eight arrays, and for cells 256 MiB or two chunks.
         """
         from icechunk_async.engine.versions.combine import load  # noqa: PLC0415 -- slow to import
-        from icechunk_async.engine.versions.feed import changes_between  # noqa: PLC0415
+        from icechunk_async.engine.versions.feed import changes_between, steps_between  # noqa: PLC0415
         from icechunk_async.engine.versions.naming import find_ref  # noqa: PLC0415
 
+        if level not in {"chunk", "cell"}:
+            raise InvalidInputError(f"level must be 'chunk' or 'cell'; it is {level!r}.")
+        if batch_size < 1:
+            raise InvalidInputError(f"batch_size must be at least 1 {level}; it is {batch_size}.")
         engine = self._engine
         one = await load(engine, await find_ref(engine, start), "which is to be compared")
         other = await load(engine, await find_ref(engine, end), "which is to be compared")
-        async for change in changes_between(
-            engine, one, other, net=net, with_references=before, batch_size=batch_size
-        ):
-            yield change
+        if level == "chunk":
+            async for change in changes_between(
+                engine, one, other, net=net, with_references=before, batch_size=batch_size
+            ):
+                yield change
+            return
+        from icechunk_async.zarr.values import cells_of_feed  # noqa: PLC0415 -- slow to import
+
+        for pair in await steps_between(engine, one, other, net=net):
+            older, newer = (self._session(it, None, SessionMode.READONLY) for it in pair)
+            feed = changes_between(engine, *pair)
+            async for found in cells_of_feed(older, newer, feed, batch_size):
+                yield found
 
     async def diff_values(
         self,
@@ -1166,10 +1193,11 @@ class Repository:
         all chunks of an array whose codecs, fill value or data type changed. Memory: 16 chunks of
         each side.
         """
+        from icechunk_async.engine.versions.feed import changes_between  # noqa: PLC0415
         from icechunk_async.zarr.values import value_diffs  # noqa: PLC0415 -- slow to import
 
         before, after = await self._both_sessions(start, end)
-        feed = self.changes(before.snapshot_id, after.snapshot_id)
+        feed = changes_between(self._engine, before.workspace.base, after.workspace.base)
         return await value_diffs(before, after, feed, paths)
 
     async def changed_cells(
@@ -1186,10 +1214,11 @@ class Repository:
         Yields:
             `CellChanges` of `icechunk_async.versions`: the cells of one chunk that differ.
         """
+        from icechunk_async.engine.versions.feed import changes_between  # noqa: PLC0415
         from icechunk_async.zarr.values import cell_changes  # noqa: PLC0415 -- slow to import
 
         before, after = await self._both_sessions(start, end)
-        feed = self.changes(before.snapshot_id, after.snapshot_id)
+        feed = changes_between(self._engine, before.workspace.base, after.workspace.base)
         async for cells in cell_changes(before, after, feed, paths):
             yield cells
 

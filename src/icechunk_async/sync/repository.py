@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from icechunk_async.sync.store import IcechunkStore
     from icechunk_async.sync.types import CommitMethod
     from icechunk_async.sync.versions import BlockingCheck, Check, PendingMerge, Proposal
+    from icechunk_async.zarr.values import CellChanges
 
     type Access = dict[str, AnyCredential | None] | None
 
@@ -93,6 +94,8 @@ __all__ = ["Repository", "upgrade_icechunk_repository"]
 
 _FACADE: Final = (str(Path(__file__).parent),)
 _MIB: Final = 1024 * 1024
+_CELLS: Final = 100_000
+"""For the size of what one chunk may bring."""
 
 
 class Repository(Displayed):
@@ -776,14 +779,17 @@ class Repository(Displayed):
         end: str = "main",
         *,
         net: bool = True,
+        level: Literal["chunk", "cell"] = "chunk",
         before: bool = False,
         batch_size: int = 100_000,
-    ) -> Iterator[Change]:
+    ) -> Iterator[Change | CellChanges]:
         """Iterate over everything that turns one snapshot into another, as columns.
 
         Arguments, order, errors and cost are those of the native method.
         """
-        return self.changes_async(start, end, net=net, before=before, batch_size=batch_size).begun()
+        return self.changes_async(
+            start, end, net=net, level=level, before=before, batch_size=batch_size
+        ).begun()
 
     def changes_async(
         self,
@@ -791,15 +797,39 @@ class Repository(Displayed):
         end: str = "main",
         *,
         net: bool = True,
+        level: Literal["chunk", "cell"] = "chunk",
         before: bool = False,
         batch_size: int = 100_000,
-    ) -> AsyncCloseableIterator[Change]:
+    ) -> AsyncCloseableIterator[Change | CellChanges]:
         """Iterate as `changes` does, in `async for` as well."""
         return AsyncCloseableIterator(
             self.handle.each(
-                lambda it: it.changes(start, end, net=net, before=before, batch_size=batch_size),
+                lambda it: it.changes(
+                    start, end, net=net, level=level, before=before, batch_size=batch_size
+                ),
                 lambda change: change,
-            )
+            ),
+            parts=batch_size // 8,  # nodes come one by one
+        )
+
+    def changed_cells(
+        self, start: str, end: str = "main", *, paths: Collection[str] | None = None
+    ) -> Iterator[CellChanges]:
+        """Iterate over the cells whose values differ between two snapshots, as columns.
+
+        Arguments, order, errors and cost are those of the native method.
+        """
+        return self.changed_cells_async(start, end, paths=paths).begun()
+
+    def changed_cells_async(
+        self, start: str, end: str = "main", *, paths: Collection[str] | None = None
+    ) -> AsyncCloseableIterator[CellChanges]:
+        """Iterate as `changed_cells` does, in `async for` as well."""
+        return AsyncCloseableIterator(
+            self.handle.each(
+                lambda it: it.changed_cells(start, end, paths=paths), lambda cells: cells
+            ),
+            parts=_CELLS,
         )
 
     @twin_of(AsyncRepository.cube)

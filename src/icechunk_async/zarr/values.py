@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import batched, product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import zarr.api.asynchronous as za
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
-from icechunk_async.engine.versions.feed import ChunkChanges, NodeChange
+from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
 from icechunk_async.engine.versions.pictures import ChangeMap, draw_changes, html_image
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_selection, is_within
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Callable,
         Collection,
         Iterator,
+        Mapping,
         Sequence,
     )
 
@@ -34,27 +35,35 @@ if TYPE_CHECKING:
     from zarr import AsyncArray
 
     from icechunk_async.engine.versions.feed import Change
+    from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.session import Session
 
-__all__ = ["CellChanges", "ValueDiff", "cell_changes", "value_diffs"]
+__all__ = ["CellChanges", "ValueDiff", "cell_changes", "cells_of_feed", "value_diffs"]
 
 _CONCURRENT_CHUNKS: Final = 16
+_MEMORY_BYTES: Final = 256 << 20
+"""For chunks that are compared at the same time, and where they differ."""
 _FIRST: Final = 10
 _MAPS: Final = 64
 """The most arrays of which a map is kept, a megabyte each."""
 _NUMBERS: Final = "biuf"
+_OTHER_PATHS: Final = "Name the other arrays with paths=."
+_OTHER_LEVEL: Final = "Ask for its chunks, with level='chunk'."
 
 
 @dataclass(frozen=True, slots=True)
 class CellChanges:
     """Cells of one array whose values differ, as columns; row ``i`` of each is about one cell."""
 
+    snapshot_id: SnapshotId
+    """The snapshot that has the change."""
     path: str
     """Of the array, after the change."""
+    node_id: NodeId
     indices: npt.NDArray[np.int64]
     """Where they are in the array, ``(n, rank)``, those of one chunk together."""
     before: npt.NDArray[Any]
-    """Their values before, ``(n,)``; the fill value where there was no chunk."""
+    """Their values before, ``(n,)``; the fill value where there was no chunk, or no cell."""
     after: npt.NDArray[Any]
     """Their values after, ``(n,)``."""
 
@@ -145,20 +154,28 @@ class ValueDiff:
         return self.changed / self.cells if self.cells else 0.0
 
 
-class _Pair(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Pair:
     """One array on both sides, and the chunks in which it may differ."""
 
+    snapshot_id: SnapshotId
     path: str
-    old: AsyncArray[Any]
+    node_id: NodeId
+    old: AsyncArray[Any] | None
+    """None: there was no such array, and every cell was the fill value."""
     new: AsyncArray[Any]
+    shape: tuple[int, ...]
+    """The cells that are compared, from the first on."""
     coords: npt.NDArray[np.uint32] | None
     """None: all of the grid, since bytes mean other values than before."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The cells that both sides have."""
-        sizes = zip(self.old.shape, self.new.shape, strict=True)
-        return tuple(min(pair) for pair in sizes)
+    def at_a_time(self) -> int:
+        """The number of chunks that are compared at the same time."""
+        cells = math.prod(_chunk_shape(self.new))
+        old = self.new if self.old is None else self.old
+        cell_bytes = self.new.dtype.itemsize + old.dtype.itemsize + 8 * self.new.ndim + 1
+        return max(1, min(_CONCURRENT_CHUNKS, _MEMORY_BYTES // max(1, cells * cell_bytes)))
 
 
 @dataclass(slots=True)
@@ -196,16 +213,16 @@ class _Tally:
 
     def outcome(self) -> ValueDiff:
         """Return the whole."""
-        path, array, some = self.pair.path, self.pair.new, self.compared > 0
+        some = self.compared > 0
         return ValueDiff(
-            path,
+            self.pair.path,
             math.prod(self.pair.shape),
             self.changed,
             self.chunks,
             self.least if some else None,
             self.most if some else None,
             self.total / self.compared if some else None,
-            _joined(path, array, self.first),
+            _first_of(self.pair, self.first),
             self.map,
         )
 
@@ -272,28 +289,19 @@ async def _pairs(
                 continue  # if values differ, the chunks do
             whole.add(change.path)
         coords = change.coords if isinstance(change, ChunkChanges) else None
-        pair = await _open_both(before, after, origin, change.path, coords)
-        if pair is not None:
-            yield pair
+        _check_grid(before, origin, _OTHER_PATHS)
+        _check_grid(after, change.path, _OTHER_PATHS)
+        old, new = await gather(_open(before, origin), _open(after, change.path))
+        if _comparable(old, new):
+            sizes = zip(old.shape, new.shape, strict=True)
+            shape = tuple(min(pair) for pair in sizes)
+            yield _Pair(after.snapshot_id, change.path, change.node_id, old, new, shape, coords)
 
 
-async def _open_both(
-    before: Session,
-    after: Session,
-    old_path: str,
-    path: str,
-    coords: npt.NDArray[np.uint32] | None,
-) -> _Pair | None:
-    """Open an array on both sides; None if its values cannot be compared cell by cell."""
-    _check_grid(before, old_path)
-    _check_grid(after, path)
-    old, new = await gather(_open(before, old_path), _open(after, path))
-    comparable = old.dtype == new.dtype or (
-        old.dtype.kind in _NUMBERS and new.dtype.kind in _NUMBERS
-    )
-    if old.ndim != new.ndim or not comparable:
-        return None
-    return _Pair(path, old, new, coords)
+def _comparable(old: AsyncArray[Any], new: AsyncArray[Any]) -> bool:
+    """Return whether values of two arrays can be compared cell by cell."""
+    numbers = old.dtype.kind in _NUMBERS and new.dtype.kind in _NUMBERS
+    return old.ndim == new.ndim and (old.dtype == new.dtype or numbers)
 
 
 async def _open(session: Session, path: str) -> AsyncArray[Any]:
@@ -306,22 +314,59 @@ async def _cells(pair: _Pair) -> AsyncGenerator[CellChanges]:
     """Compare chunk by chunk, several at a time; yield what differs in each."""
 
     async def compare(box: tuple[slice, ...]) -> CellChanges:
-        one, other = await gather(pair.old.getitem(box), pair.new.getitem(box))
-        one, other = np.asarray(one), np.asarray(other)
-        differs = ~_equal(one, other)
+        one, other, differs = await _compared(pair, box)
         corner = np.array([part.start for part in box], np.int64)
-        places = np.argwhere(differs).astype(np.int64) + corner
-        return CellChanges(pair.path, places, one[differs], other[differs])
+        places = np.argwhere(differs).astype(np.int64, copy=False) + corner
+        return CellChanges(
+            pair.snapshot_id, pair.path, pair.node_id, places, one[differs], other[differs]
+        )
 
-    for some in batched(_boxes(pair), _CONCURRENT_CHUNKS):
-        for cells in await bounded_map(compare, some, limit=_CONCURRENT_CHUNKS):
+    limit = pair.at_a_time
+    for some in batched(_boxes(pair), limit):
+        for cells in await bounded_map(compare, some, limit=limit):
             yield cells
 
 
+async def _compared(
+    pair: _Pair, box: tuple[slice, ...]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Return the values of a box before and after, and where they differ.
+
+    What the array did not have before counts as its fill value.
+    """
+    old, new = pair.old, pair.new
+    shape = (0,) * new.ndim if old is None else old.shape
+    limits = zip(box, shape, strict=True)
+    common = tuple(slice(part.start, min(part.stop, stop)) for part, stop in limits)
+    if old is not None and common == box:
+        one, other = await gather(old.getitem(box), new.getitem(box))
+        one, other = np.asarray(one), np.asarray(other)
+        return one, other, ~_equal(one, other)
+    other = np.asarray(await new.getitem(box))
+    nothing = np.broadcast_to(_fill_value(new), other.shape)
+    differs = ~_equal(nothing, other)
+    if old is None or any(part.start >= part.stop for part in common):
+        return nothing, other, differs
+    one = np.full(other.shape, _fill_value(old), old.dtype)
+    inner = tuple(slice(0, part.stop - part.start) for part in common)
+    one[inner] = np.asarray(await old.getitem(common))
+    differs[inner] = ~_equal(one[inner], other[inner])
+    return one, other, differs
+
+
+def _fill_value(array: AsyncArray[Any]) -> npt.NDArray[Any]:
+    """Return the fill value of an array, without axes."""
+    return np.asarray(array.metadata.fill_value, array.dtype)
+
+
+def _chunk_shape(array: AsyncArray[Any]) -> tuple[int, ...]:
+    """Return the cells that are stored together, along each axis."""
+    return array.chunks if array.shards is None else array.shards
+
+
 def _boxes(pair: _Pair) -> Iterator[tuple[slice, ...]]:
-    """Return the cells of each chunk that may differ, as far as both sides have them."""
-    new, shape = pair.new, pair.shape
-    sizes = new.chunks if new.shards is None else new.shards
+    """Return the cells of each chunk that may differ, of those that are compared."""
+    shape, sizes = pair.shape, _chunk_shape(pair.new)
     places: Iterator[Sequence[int]]
     if pair.coords is None:
         axes = zip(shape, sizes, strict=True)
@@ -337,14 +382,14 @@ def _boxes(pair: _Pair) -> Iterator[tuple[slice, ...]]:
             yield box
 
 
-def _check_grid(session: Session, path: str) -> None:
+def _check_grid(session: Session, path: str, advice: str) -> None:
     """Refuse an array whose grid is not regular, before Zarr does with another advice."""
     node = session.workspace.node(path)
     grid: Any = {} if node is None else json.loads(node.user_data)["chunk_grid"]
     if grid.get("name") != "regular":
         raise InvalidInputError(
             f"Values of {path!r} cannot be compared: its chunk grid is {grid.get('name')!r}, and "
-            "only regular ones are supported. Name the other arrays with paths=."
+            f"only regular ones are supported. {advice}"
         )
 
 
@@ -358,13 +403,151 @@ def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.boo
     return same
 
 
-def _joined(path: str, array: AsyncArray[Any], parts: list[CellChanges]) -> CellChanges:
+def _first_of(pair: _Pair, parts: list[CellChanges]) -> CellChanges:
     """Return the first few of some changed cells."""
-    if not parts:
-        nothing = np.empty(0, array.dtype)
-        return CellChanges(path, np.empty((0, array.ndim), np.int64), nothing, nothing)
-    columns = (
-        np.concatenate([getattr(it, name) for it in parts])[:_FIRST]
-        for name in ("indices", "before", "after")
+    if parts:
+        return _rows(_joined(parts), slice(0, _FIRST))
+    nothing = np.empty(0, pair.new.dtype)
+    places = np.empty((0, pair.new.ndim), np.int64)
+    return CellChanges(pair.snapshot_id, pair.path, pair.node_id, places, nothing, nothing)
+
+
+def _joined(parts: list[CellChanges]) -> CellChanges:
+    """Return changed cells of one array, of which there are some, as one."""
+    return replace(
+        parts[0],
+        indices=np.concatenate([it.indices for it in parts]),
+        before=np.concatenate([it.before for it in parts]),
+        after=np.concatenate([it.after for it in parts]),
     )
-    return CellChanges(path, *columns)
+
+
+def _rows(cells: CellChanges, rows: slice) -> CellChanges:
+    """Return some of the changed cells."""
+    return replace(
+        cells, indices=cells.indices[rows], before=cells.before[rows], after=cells.after[rows]
+    )
+
+
+async def cells_of_feed(
+    before: Session, after: Session, changes: AsyncIterator[Change], batch_size: int
+) -> AsyncGenerator[NodeChange | CellChanges]:
+    """Iterate over a feed, whose nodes come first, with cells in place of chunks.
+
+    See `Repository.changes`.
+    """
+    feed = _CellFeed(before, after)
+    documents: list[NodeChange] = []
+    async for change in changes:
+        if isinstance(change, NodeChange):
+            yield change
+            if change.kind == "updated" and change.is_array:
+                documents.append(change)
+            continue
+        while documents:
+            async for cells in _batches(feed.of_document(documents.pop(0)), batch_size):
+                yield cells
+        async for cells in _batches(feed.of_chunks(change), batch_size):
+            yield cells
+    for document in documents:
+        async for cells in _batches(feed.of_document(document), batch_size):
+            yield cells
+
+
+class _CellFeed:
+    """Finds out which chunks must be compared to know every cell of a feed."""
+
+    def __init__(self, before: Session, after: Session) -> None:
+        """Compare what two sessions read."""
+        self._before, self._after = before, after
+        self._told: set[NodeId] = set()
+        """Arrays that were compared as a whole."""
+        self._edges: dict[NodeId, dict[int, int]] = {}
+        """Of arrays that grew: along which axes the last chunk was not full, and its place."""
+
+    async def of_document(self, change: NodeChange) -> AsyncGenerator[_Pair]:
+        """Return the chunks to compare because an array has another document.
+
+        Chunks that mean something else are not part of a feed of chunks. Nor are chunks that
+        were at the end and not full: what they hold behind it comes to light if the array grows.
+        """
+        assert change.before is not None
+        assert change.after is not None
+        same = same_chunk_format(change.before, change.after)
+        if same and json.loads(change.before)["shape"] == json.loads(change.after)["shape"]:
+            return
+        old, new = await self._both(change.node_id, change.path)
+        assert old is not None  # since it has another document now
+        if not _comparable(old, new):
+            self._told.add(change.node_id)
+            async for coords in self._after.chunk_coordinates(change.path):
+                yield self._pair(change, None, new, coords)
+        elif not same:
+            self._told.add(change.node_id)
+            yield self._pair(change, old, new, None)
+        else:
+            axes = enumerate(zip(old.shape, new.shape, _chunk_shape(new), strict=True))
+            edges = {at: was // size for at, (was, now, size) in axes if was < now and was % size}
+            if edges:
+                self._edges[change.node_id] = edges
+                async for coords in self._after.chunk_coordinates(change.path):
+                    yield self._pair(change, old, new, coords[_at_edges(coords, edges)])
+
+    async def of_chunks(self, change: ChunkChanges) -> AsyncGenerator[_Pair]:
+        """Return the chunks to compare because they changed."""
+        if change.node_id in self._told:
+            return
+        coords = change.coords
+        if (edges := self._edges.get(change.node_id)) is not None:
+            told = _at_edges(coords, edges) & (change.kinds != ChunkChange.REMOVED)
+            coords = coords[~told]
+        old, new = await self._both(change.node_id, change.path)
+        yield self._pair(change, old, new, coords)
+
+    async def _both(
+        self, node_id: NodeId, path: str
+    ) -> tuple[AsyncArray[Any] | None, AsyncArray[Any]]:
+        _check_grid(self._after, path, _OTHER_LEVEL)
+        origin = self._before.workspace.base.nodes.path_of(node_id)
+        if origin is None:
+            return None, await _open(self._after, path)
+        _check_grid(self._before, origin, _OTHER_LEVEL)
+        old, new = await gather(_open(self._before, origin), _open(self._after, path))
+        return old, new
+
+    def _pair(
+        self,
+        change: Change,
+        old: AsyncArray[Any] | None,
+        new: AsyncArray[Any],
+        coords: npt.NDArray[np.uint32] | None,
+    ) -> _Pair:
+        snapshot_id = self._after.snapshot_id
+        return _Pair(snapshot_id, change.path, change.node_id, old, new, new.shape, coords)
+
+
+def _at_edges(coords: npt.NDArray[np.uint32], edges: Mapping[int, int]) -> npt.NDArray[np.bool_]:
+    """Return which chunks are at a place along one of some axes."""
+    found = np.zeros(len(coords), np.bool_)
+    for axis, at in edges.items():
+        found |= coords[:, axis] == at
+    return found
+
+
+async def _batches(pairs: AsyncIterator[_Pair], size: int) -> AsyncGenerator[CellChanges]:
+    """Return the cells that differ, of one array, in batches of a size and a last one."""
+    held: list[CellChanges] = []
+    count = 0
+    async for pair in pairs:
+        async for cells in _cells(pair):
+            if len(cells):
+                held.append(cells)
+                count += len(cells)
+            if count >= size:
+                whole, full = _joined(held), count - count % size
+                for start in range(0, full, size):
+                    yield _rows(whole, slice(start, start + size))
+                count -= full
+                held = [_rows(whole, slice(full, None))] if count else []
+    if held:
+        yield _joined(held)

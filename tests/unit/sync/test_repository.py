@@ -30,7 +30,7 @@ from icechunk_async.sync import (
     local_filesystem_storage,
 )
 from icechunk_async.sync.bridge import portal
-from icechunk_async.versions import ChunkChanges
+from icechunk_async.versions import CellChanges, ChunkChanges
 from icechunk_async_memory import MemoryStorage
 from tests.helpers import memory_url
 
@@ -254,6 +254,12 @@ def test_changes_are_told_to_blocking_callers() -> None:
         (chunks,) = repository.changes(begin)
         assert isinstance(chunks, ChunkChanges)
         assert (chunks.path, chunks.coords.tolist()) == ("/a", [[1]])
+        (cells,) = repository.changes(begin, level="cell")
+        assert isinstance(cells, CellChanges)
+        assert (cells.before.tolist(), cells.after.tolist()) == ([1, 1], [5, 5])
+        assert [it.path for it in repository.changed_cells(begin, paths=["a"])] == ["/a"]
+        with pytest.raises(InvalidInputError, match="level must be"):
+            next(repository.changes(begin, level="row"))  # type: ignore[arg-type]
         (values,) = repository.diff_values(begin, tip)
         assert (values.changed, values.mean_change) == (2, 4.0)
         found = repository.blame("a")
@@ -264,3 +270,4 @@ def test_changes_are_told_to_blocking_callers() -> None:
                 return len([it async for it in changes])
 
         assert asyncio.run(same()) == 1
+        assert len([*repository.changed_cells_async(begin, tip)]) == 1

@@ -41,6 +41,7 @@ __all__ = [
     "changes_between",
     "changes_in_box",
     "places_of_changes",
+    "steps_between",
 ]
 
 _BATCH: Final = 100_000
@@ -116,10 +117,7 @@ async def changes_between(
     batch_size: int = _BATCH,
 ) -> AsyncGenerator[Change]:
     """Iterate over the changes between two snapshots; see `Repository.changes`."""
-    if batch_size < 1:
-        raise InvalidInputError(f"batch_size must be at least 1 chunk; it is {batch_size}.")
-    steps = [(before, after)] if net else await _steps(engine, before, after)
-    for older, newer in steps:
+    for older, newer in await steps_between(engine, before, after, net=net):
         found = await outline(engine, older, newer)
         for node_change in _nodes(found.nodes):
             yield node_change
@@ -191,10 +189,16 @@ def _chunk_changes(
     )
 
 
-async def _steps(
-    engine: Engine, before: Snapshot, after: Snapshot
+async def steps_between(
+    engine: Engine, before: Snapshot, after: Snapshot, *, net: bool
 ) -> list[tuple[Snapshot, Snapshot]]:
-    """Return each commit after a snapshot up to another, with the one before it."""
+    """Return the pairs of snapshots to compare: the two, or each commit and the one before it.
+
+    Raises:
+        InvalidInputError: without ``net``: one snapshot is not an ancestor of the other.
+    """
+    if net:
+        return [(before, after)]
     commits = await commits_between(engine, before.id, after.id)
     if commits is None or (commits and commits[-1].id != after.id):
         raise InvalidInputError(

@@ -17,7 +17,7 @@ from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
-from icechunk_async.versions import ChunkChange, ChunkChanges, NodeChange
+from icechunk_async.versions import CellChanges, ChunkChange, ChunkChanges, NodeChange
 from tests.helpers import group_document, make_array, memory_url, read, write
 from tests.unit.engine.versions.stories import Story, contents_at
 
@@ -30,7 +30,8 @@ SEEDS = range(1000 if os.environ.get("EXAMPLES") == "all" else 6)
 
 async def feed(repository: Repository, *refs: object, **options: object) -> list[Change]:
     """Return the whole feed between two refs."""
-    return [it async for it in repository.changes(*refs, **options)]  # type: ignore[arg-type]
+    found = [it async for it in repository.changes(*refs, **options)]  # type: ignore[arg-type]
+    return [it for it in found if not isinstance(it, CellChanges)]
 
 
 async def apply(repository: Repository, branch: str, changes: list[Change]) -> None:
