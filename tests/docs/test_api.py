@@ -38,6 +38,7 @@ def test_a_public_class_has_a_page(name: str) -> None:
         "config",
         "conflicts",
         "credentials",
+        "gateway",
         "proposals",
         "versions",
         "results",

@@ -16,6 +16,7 @@ from icechunk_async.cli.commands import (
     proposals,
     queries,
     refs,
+    serve,
     sessions,
     sql,
     transactions,
@@ -74,6 +75,7 @@ refs.register(app)
 versions.register(app)
 proposals.register(app)
 watch.register(app)
+serve.register(app)
 sessions.register(app)
 transactions.register(app)
 administration.register(app)

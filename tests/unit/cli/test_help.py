@@ -69,7 +69,7 @@ def help_of(command: tuple[str, ...]) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", outcome.stdout).split())
 
 
-@pytest.mark.parametrize("command", [(), ("branch",), ("tag",), ("demo",), *COMMANDS])
+@pytest.mark.parametrize("command", [(), ("branch",), ("tag",), ("demo",), ("serve",), *COMMANDS])
 def test_help_renders(command: tuple[str, ...]) -> None:
     """The help of every command lists its options."""
     text = help_of(command)

@@ -1,0 +1,1 @@
+"""The gateway: plain Zarr over HTTP."""
