@@ -136,7 +136,7 @@ class Contents:
         return found
 
     async def find(self, session: Session, key: str) -> Found | None:
-        """Return a document or a chunk; None if there is none.
+        """Return a document or a chunk; None if there is nothing.
 
         Cost: none for a document. For a chunk one request for its manifest unless that is cached;
         the chunk itself is not read.
