@@ -47,7 +47,8 @@ MOST_REMEMBERED: Final = 10_000
 FEW: Final = 64
 """Up to this many entries are synced one by one; above it one ``syncfs`` does it, if sound."""
 
-_THREADS: Final = 8
+_THREADS: Final = 12
+"""Enough for all that a small commit syncs to be waited for together."""
 _LARGE_BYTES: Final = 1 << 19
 """From this size on early write-out pays; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
@@ -103,7 +104,8 @@ class Ledger:
     """
 
     slow_seconds: ClassVar[float] = 0.001
-    """If a sync takes longer, the next ones run in parallel; a thread costs less. Tests set it."""
+    """If a sync takes longer, the others run in parallel, from then on all of a commit; a thread
+    costs less. Tests set it."""
 
     def __init__(self, tree: Tree, *, active: bool) -> None:
         """Start empty."""
@@ -118,6 +120,8 @@ class Ledger:
         self._syncing = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, "icechunk-sync")  # they start when needed
         self._lost: str | None = None
+        self._is_slow = False
+        """Whether the last syncs took long, so that the next begin in parallel."""
 
     @property
     def used(self) -> bool:
@@ -144,7 +148,7 @@ class Ledger:
             remembered &= _remember(pending, pending.folders, place.folders, home)
         if not remembered:
             failures: list[OSError] = []
-            self._sync_files([file], failures)
+            self._sync_files([file], (), failures)
             if failures:
                 raise failures[0]
             self.secure(place.folders)
@@ -189,8 +193,11 @@ class Ledger:
                 reports a failed write once and then drops the bytes.
             OSError: a transient failure; nothing was dropped from the ledger.
         """
-        if not self.active:
-            return
+        if self.active:
+            self._sync(())
+
+    def _sync(self, also: Iterable[Callable[[], None]]) -> None:
+        """Make durable what is recorded, and call ``also`` beside it; errors as `sync`."""
         # One at a time: a caller that finds nothing pending must not return before the one syncing
         # it.
         with self._syncing:
@@ -202,7 +209,7 @@ class Ledger:
                         self._elsewhere.take(),
                     )
                 try:
-                    self._make_durable(home, at_home, elsewhere)
+                    self._make_durable(home, at_home, elsewhere, also)
                 except _LostWriteError as error:
                     # The pages count as clean now, so that a second sync would succeed without
                     # them. What was taken is not given back: nothing could make it durable.
@@ -230,7 +237,8 @@ class Ledger:
     def sync_with(self, fd: int) -> None:
         """Make durable an open file that has no name yet, and everything recorded before.
 
-        Both go out together, which takes little more than one of them.
+        All of it goes out together, which takes little more than one of them: on a slow device a
+        commit waits once for what it refers to, and once for the name of the reference.
 
         Raises:
             StorageError, OSError: as `sync`, also for the open file.
@@ -239,8 +247,17 @@ class Ledger:
         # error it does: the ledger's is raised before the file could become a reference to what
         # was lost.
         begin_writing_out(fd)
-        self.sync()
-        flush(fd)
+        failures: list[OSError] = []
+
+        def flush_it() -> None:
+            try:
+                flush(fd)
+            except OSError as error:  # not the ledger's: who wrote the file is told
+                failures.append(error)
+
+        self._sync([flush_it])
+        if failures:
+            raise failures[0]
 
     def _ledger_of(self, folder: int) -> tuple[_Pending, _Home | None]:
         device = os.fstat(folder).st_dev
@@ -250,7 +267,13 @@ class Ledger:
             return self._at_home, self._home
         return self._elsewhere, None
 
-    def _make_durable(self, home: _Home | None, at_home: _Pending, elsewhere: _Pending) -> None:
+    def _make_durable(
+        self,
+        home: _Home | None,
+        at_home: _Pending,
+        elsewhere: _Pending,
+        also: Iterable[Callable[[], None]],
+    ) -> None:
         files: set[_Path] = set()
         ways: set[_Path] = set()
         for pending in (at_home, elsewhere):
@@ -269,22 +292,29 @@ class Ledger:
             files |= pending.files
             # A file is found by the entries of all folders above it, and any of them may be new.
             ways |= {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
-        work: list[Callable[[], None]] = [partial(self._sync_folder, way) for way in ways]
+        work: list[Callable[[], None]] = [*also]
+        work += [partial(self._sync_folder, way) for way in ways]
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
             work.append(self._sync_above_root)
         failures: list[OSError] = []
         try:
-            for some in batched(files, FEW):
-                self._sync_files(some, failures)
-            self._each(work, failures)
+            groups = list(batched(files, FEW)) or [()]
+            for some in groups[:-1]:
+                self._sync_files(some, (), failures)
+            self._sync_files(groups[-1], work, failures)
         finally:  # a loss is reported once only; other errors can be reported again
             for lost in (it for it in failures if isinstance(it, _LostWriteError)):
                 raise lost
         if failures:
             raise failures[0]
 
-    def _sync_files(self, files: Iterable[_Path], failures: list[OSError]) -> None:
-        """Start writing out all of the files, then wait for each.
+    def _sync_files(
+        self,
+        files: Iterable[_Path],
+        more: Iterable[Callable[[], None]],
+        failures: list[OSError],
+    ) -> None:
+        """Start writing out all of the files, then wait for each, and for other syncs.
 
         So their bytes go out together, and the wait for the first one (usually for a shared entry
         of the journal) serves the others.
@@ -301,10 +331,10 @@ class Ledger:
                     opened.callback(os.close, fd)
                     begin_writing_out(fd)
                     work.append(partial(_or_lost, flush, fd))
-            self._each(work, failures)
+            self._each([*work, *more], failures)
 
     def _each(self, work: Iterable[Callable[[], None]], failures: list[OSError]) -> None:
-        """Sync one after another; once that is slow, the rest in parallel."""
+        """Sync one after another where that is quick, else all in parallel."""
         waiting = deque(work)
 
         def next_one() -> None:
@@ -322,12 +352,14 @@ class Ledger:
                 next_one()
 
         # On a device that syncs within microseconds, waking threads takes longer than the syncs.
-        slow = False
-        while waiting and not slow:
+        while waiting and not self._is_slow:
             began = time.monotonic()
             next_one()
-            slow = time.monotonic() - began > self.slow_seconds
+            self._is_slow = time.monotonic() - began > self.slow_seconds
+        if not waiting:
+            return
         helpers: list[Future[None]] = []
+        began = time.monotonic()
         try:
             with suppress(RuntimeError):  # the interpreter exits and begins no threads
                 for _ in range(min(len(waiting) - 1, _THREADS)):
@@ -335,6 +367,7 @@ class Ledger:
             share()
         finally:  # failures must not be given back while other syncs still run
             wait(helpers)
+        self._is_slow = time.monotonic() - began > self.slow_seconds
         for helper in helpers:
             helper.result()
 

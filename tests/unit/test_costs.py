@@ -8,6 +8,7 @@ another layer on the way to a chunk.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import tracemalloc
 from contextlib import contextmanager
@@ -370,3 +371,55 @@ async def test_a_thousand_reads_of_documents_make_no_request() -> None:
                 assert not await store.exists("a/c/1")
             assert [key async for key in store.list_prefix("")] == ["a/zarr.json", "a/c/0"]
             assert not storage.requests
+
+
+async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process knows what it wrote before; how many commits that were does not matter."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(fd)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    made: list[list[str]] = []
+    async with Repository.create(tmp_path.as_uri()) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (10_000,), (1,))
+        await session.commit("made")
+        for number in range(30):
+            session = await repository.writable_session("main")
+            await write(session, f"a/c/{number}", b"x")
+            del synced[:]
+            with counted_calls() as calls:
+                await session.commit("one chunk")
+            # The files of the commit and their folders, its reference and the root twice.
+            assert len(synced) <= 11
+            made.append(calls)
+    for calls in made[5:]:
+        assert not {"decode_manifest", "decode_snapshot", "decode_repo_info"} & set(calls)
+        # For the branch and the parent; not for each commit that lies on top of the file.
+        assert calls.count("SnapshotTable._row") <= 20
+    assert len(made[-1]) < 2600
+
+
+async def test_references_that_a_commit_keeps_hold_no_others(tmp_path: Path) -> None:
+    """What stays decoded has none of the bytes of chunks that were deleted."""
+    config = RepositoryConfig(inline_chunk_threshold_bytes=60_000)
+    async with Repository.create(tmp_path.as_uri(), config=config) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (10,), (1,))
+        for number in range(4):
+            await write(session, f"a/c/{number}", bytes(10_000))
+        await session.commit("four")
+        session = await repository.writable_session("main")
+        for number in range(3):
+            await session.store.delete(f"a/c/{number}")
+        await session.commit("one")
+        held = [it for it, _ in repository._engine.assets.manifests._cache._entries.values()]
+    columns = held[-1].columns
+    assert columns is not None
+    assert [refs.inline.nbytes for refs in columns.arrays.values()] == [10_000]

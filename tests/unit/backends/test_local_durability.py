@@ -617,3 +617,67 @@ async def test_an_error_in_the_block_is_not_hidden_by_one_of_closing(
     with pytest.raises(MistakeError) as caught:
         await use()
     assert "Closing the storage failed as well" in caught.value.__notes__[0]
+
+
+def test_a_commit_on_a_slow_device_waits_for_it_twice(tmp_path: Path) -> None:
+    """Once for the new files, their folders and the bytes of the reference, once for its name."""
+    files = make_files(tmp_path)
+    folders = ("manifests", "snapshots", "transactions", "overwritten")
+    version = write(files, "repo", b"0", ABSENT)
+    write(files, "manifests/0", b"x")
+    original = os.fsync
+
+    def slow(fd: int) -> None:
+        time.sleep(2 * Ledger.slow_seconds)
+        original(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", slow)
+        files.ledger.sync()  # which shows that it is slow
+    for folder in folders:
+        write(files, f"{folder}/1", b"x")
+    # Four files, four folders, the root, and the reference: none returns before all have begun.
+    together = threading.Barrier(10)
+    named = False
+    after = 0
+
+    def rename(source: bytes, target: bytes, **keywords: int) -> None:
+        nonlocal named
+        named = True
+        plain_rename(source, target, **keywords)
+
+    def sync(fd: int) -> None:
+        nonlocal after
+        if named:
+            after += 1
+        else:
+            together.wait(60)
+        original(fd)
+
+    plain_rename = os.rename
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        patch.setattr(os, "rename", rename)
+        write(files, "repo", b"1", version)
+    assert not together.broken
+    assert after == 1
+
+
+async def test_a_reference_whose_bytes_are_lost_gets_no_name(tmp_path: Path) -> None:
+    """Though its sync goes beside those of what it refers to, which are no loss."""
+
+    def fail(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().name.startswith(".icechunk-tmp-"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(fd)
+
+    original = os.fsync
+    async with open_storage(tmp_path) as storage:
+        version = await storage.put("refs/main", b"0", if_version=ABSENT)
+        await storage.put("chunks/a", b"x")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            with pytest.raises(StorageError, match="Input/output error"):
+                await storage.put("refs/main", b"1", if_version=version)
+        assert (await storage.get("refs/main")).version == version
+        await storage.put("refs/main", b"1", if_version=version)

@@ -57,6 +57,10 @@ __all__ = [
 _CONCURRENT_MANIFESTS: Final = 16
 _CONCURRENT_REWRITES: Final = 4
 """Arrays at a time, and manifests of each; several because reading and writing take time."""
+_KEPT_REFS: Final = 4096
+_KEPT_BYTES: Final = 1 << 18
+"""Up to so many references with so many inline bytes a new manifest stays decoded: the next commit
+may need them."""
 _BYTES_PER_REF: Final = 64
 """Roughly what a reference takes while it is encoded; decides what goes to a thread."""
 
@@ -128,6 +132,8 @@ class Flusher:
         self.options = options
         self._made: dict[NodeId, tuple[_Recipe, Written]] = {}
         self._stored: set[ManifestId] = set()
+        self._decoded: dict[ManifestId, Manifest] = {}
+        """Small manifests that are not stored yet."""
 
     @property
     def has_stored(self) -> bool:
@@ -138,6 +144,7 @@ class Flusher:
         """Make every manifest again, under new names: those that are stored may be collected."""
         self._made.clear()
         self._stored.clear()
+        self._decoded.clear()
 
     async def flush(self, base: Snapshot, tree: WorkingTree) -> Flushed:
         """Build the nodes and manifests of a snapshot on top of ``base``.
@@ -263,13 +270,16 @@ class Flusher:
         async def store(manifest_id: ManifestId) -> None:
             packed = flushed.manifests[manifest_id]
             sidecar = flushed.sums.get(manifest_id)
-            put = self._assets.manifests.put(manifest_id, packed, keep=True)
+            put = self._assets.manifests.put(
+                manifest_id, packed, keep=True, decoded=self._decoded.get(manifest_id)
+            )
             if sidecar is None:
                 await put
             else:
                 await gather(put, self._assets.sums.put(manifest_id, sidecar.data))
             # Only now: after a failure it is stored again. Nobody else has its name.
             self._stored.add(manifest_id)
+            self._decoded.pop(manifest_id, None)
 
         await bounded_map(store, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
 
@@ -450,6 +460,12 @@ class Flusher:
         packed = self._assets.manifests.encode(
             manifest_id, {node_id: refs}, self.options.location_dictionary
         )
+        if len(refs) <= _KEPT_REFS:
+            # Without what `take` left of larger pools, which it would keep in memory.
+            # Checksums are read from their own file, and only by who wants them.
+            small = replace(refs.narrow().compact(), sums=None)
+            if small.inline.nbytes <= _KEPT_BYTES:
+                self._decoded[manifest_id] = Manifest(manifest_id, {node_id: small})
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))
         sidecar = _sidecar(manifest_id, node_id, refs, packed) if self._assets.keeps_sums else None
         return _Made(ManifestRef(manifest_id, refs.extents()), info, packed, sidecar)

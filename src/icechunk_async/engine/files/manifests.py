@@ -324,7 +324,14 @@ class ManifestFiles:
         """
         return self._codec.encode(manifest_id, arrays, self._compression_level, dictionary)
 
-    async def put(self, manifest_id: ManifestId, packed: bytes, *, keep: bool = False) -> None:
+    async def put(
+        self,
+        manifest_id: ManifestId,
+        packed: bytes,
+        *,
+        keep: bool = False,
+        decoded: Manifest | None = None,
+    ) -> None:
         """Store a manifest that is already encoded.
 
         Args:
@@ -332,13 +339,16 @@ class ManifestFiles:
             packed: its file.
             keep: it may be read soon, so keep its file in memory, unless it is so large that
                 readers take only pieces of it.
+            decoded: the same decoded, if that is at hand and small; kept instead.
 
         Cancellation: the object may exist; nothing refers to it.
         """
         await self._storage.put(self._names.manifest(manifest_id), packed)
         if keep and len(packed) < MIN_SEEKABLE_FILE_BYTES:
-            file = self._codec.hold(manifest_id, packed)
-            self._cache.put(manifest_id, file, file.weight)
+            held = decoded
+            if held is None or self._attach_sums:
+                held = self._codec.hold(manifest_id, packed)
+            self._cache.put(manifest_id, held, held.weight)
 
 
 class BlockingManifestFiles:

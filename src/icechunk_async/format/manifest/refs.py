@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain, compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -197,7 +197,12 @@ _INLINE, _NATIVE, _VIRTUAL = map(int, (Kind.INLINE, Kind.NATIVE, Kind.VIRTUAL))
 
 def _constant(value: int, count: int, dtype: str) -> npt.NDArray[Any]:
     """Return a column of one value, which takes no memory."""
-    return np.broadcast_to(np.array(value, dtype), count)
+    return np.ndarray((count,), dtype, _constant_bytes(value, dtype), 0, (0,))
+
+
+@cache
+def _constant_bytes(value: int, dtype: str) -> bytes:
+    return np.array(value, dtype).tobytes()
 
 
 @dataclass(frozen=True)

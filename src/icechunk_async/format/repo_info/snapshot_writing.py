@@ -46,7 +46,7 @@ class _Numbering:
         self.put = sorted(snapshots.put)
         count = 0 if stored is None else len(stored)
         covered = np.zeros(count, bool)
-        places = [0] * len(self.put) if stored is None else [stored.place(it) for it in self.put]
+        places = [0] * len(self.put) if stored is None else stored.places(self.put)
         order = None if stored is None else stored.order
         self.places = places
         """Before which of the old ones each new one goes."""
