@@ -407,7 +407,7 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
 
 
 async def test_references_that_a_commit_keeps_hold_no_others(tmp_path: Path) -> None:
-    """What stays decoded has none of the bytes of chunks that were deleted."""
+    """A manifest that stays decoded has none of the bytes of chunks that were deleted."""
     config = RepositoryConfig(inline_chunk_threshold_bytes=60_000)
     async with Repository.create(tmp_path.as_uri(), config=config) as repository:
         session = await repository.writable_session("main")

@@ -636,7 +636,7 @@ def test_a_commit_on_a_slow_device_waits_for_it_twice(tmp_path: Path) -> None:
         files.ledger.sync()  # which shows that it is slow
     for folder in folders:
         write(files, f"{folder}/1", b"x")
-    # Four files, four folders, the root, and the reference: none returns before all have begun.
+    # Four files, four folders, the root, and the reference: none returns before all have started.
     together = threading.Barrier(10)
     named = False
     after = 0

@@ -59,8 +59,8 @@ _CONCURRENT_REWRITES: Final = 4
 """Arrays at a time, and manifests of each; several because reading and writing take time."""
 _KEPT_REFS: Final = 4096
 _KEPT_BYTES: Final = 1 << 18
-"""Up to so many references with so many inline bytes a new manifest stays decoded: the next commit
-may need them."""
+"""The largest new manifest, by references and by inline bytes, that stays decoded: the next commit
+may need it."""
 _BYTES_PER_REF: Final = 64
 """Roughly what a reference takes while it is encoded; decides what goes to a thread."""
 
