@@ -308,7 +308,8 @@ class Creation:
     spec_version: int
     check_clean_root: bool
     probe: bool | None
-    """Try the storage's promises first. None: unless the backend verifies them itself."""
+    """Try the storage's promises first. None: unless the backend verifies them itself, or they
+    were tried a short time ago, see `engine.trusted`."""
     layout: str | None = None
     """The name of a layout; None: that of the format version."""
 
@@ -389,7 +390,7 @@ async def open_engine(
         RepositoryExistsError: the location is taken, and ``or_open`` is False.
     """
     async with open_location(request) as storage:
-        found = await _find_or_check(storage, early(request, storage), creation, or_open=or_open)
+        found = await _find_or_check(request, storage, creation, or_open=or_open)
         if found is None and creation is None:
             raise opening.missing(storage)
         async with (
@@ -426,9 +427,10 @@ def _grants(request: Request, found: Found) -> Mapping[str, VirtualAccess]:
 
 
 async def _find_or_check(
-    storage: Storage, reads: Storage, creation: Creation | None, *, or_open: bool
+    request: Request, storage: Storage, creation: Creation | None, *, or_open: bool
 ) -> Found | None:
     """Find the repository, or make sure that one can be created."""
+    reads = early(request, storage)
     if creation is None:
         return await opening.find_expected(reads)
     if creation.check_clean_root and not or_open:
@@ -444,11 +446,28 @@ async def _find_or_check(
     way = creation.way
     check_safe(storage, way.storage_needs, creating=True)
     if creation.probe or (creation.probe is None and not storage.capabilities.verified):
-        from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- slow to import
-
-        numbered = "conditional_update" not in way.storage_needs
-        (await probe_storage(storage)).check(numbered=numbered)
+        # Of an open storage its caller knows what it is; it may wrap the one that it describes.
+        await _try_promises(storage, creation, is_known=storage is not request.location)
     return None
+
+
+async def _try_promises(storage: Storage, creation: Creation, *, is_known: bool) -> None:
+    """Try the promises of a storage, unless the same service kept them a short time ago.
+
+    Args:
+        storage: where the repository is to be.
+        creation: how to create it.
+        is_known: whether the storage is what its description opens.
+    """
+    from icechunk_async.engine.trusted import is_trusted, service_of, trust  # noqa: PLC0415 -- on use
+    from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- slow to import
+
+    numbered = "conditional_update" not in creation.way.storage_needs
+    service = service_of(storage) if is_known else None
+    if creation.probe is None and is_trusted(service, numbered=numbered):
+        return
+    (await probe_storage(storage)).check(numbered=numbered)
+    trust(service, numbered=numbered)
 
 
 async def find_at(request: Request, *, required: bool = False) -> Found | None:

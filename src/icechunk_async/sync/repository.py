@@ -679,6 +679,32 @@ class Repository(Displayed):
 
     ancestry_graph = blocking(ancestry_graph_async)
 
+    def _known_diff(
+        self,
+        *,
+        from_branch: str | None = None,
+        from_tag: str | None = None,
+        from_snapshot_id: str | None = None,
+        to_branch: str | None = None,
+        to_tag: str | None = None,
+        to_snapshot_id: str | None = None,
+    ) -> Diff | None:
+        ready = self.handle.ready
+        if ready is None or from_snapshot_id is None or to_snapshot_id is None:
+            return None
+        if not (from_branch is from_tag is to_branch is to_tag is None):
+            return None
+        from icechunk_async.engine.history.diff import diff_in_memory  # noqa: PLC0415 -- slow to import
+
+        with translated():
+            found = diff_in_memory(
+                ready.engine.history,
+                ready.engine.assets,
+                as_snapshot_id(from_snapshot_id),
+                as_snapshot_id(to_snapshot_id),
+            )
+        return None if found is None else Diff.from_native(found)
+
     def _known_snapshot(self, snapshot_id: str) -> SnapshotInfo | None:
         ready = self.handle.ready
         if ready is not None:
@@ -691,7 +717,7 @@ class Repository(Displayed):
     lookup_snapshot = blocking(lookup_snapshot_async, known=_known_snapshot)
 
     list_manifest_files = blocking(list_manifest_files_async)
-    diff = blocking(diff_async)
+    diff = blocking(diff_async, known=_known_diff)
     inspect_snapshot = blocking(inspect_snapshot_async)
     inspect_repo_info = blocking(inspect_repo_info_async)
     inspect_manifest = blocking(inspect_manifest_async)

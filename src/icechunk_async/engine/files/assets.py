@@ -123,7 +123,7 @@ class Assets:
             )
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
         self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
-        self._recent = recent or RecentFiles()
+        self.recent = recent or RecentFiles()
         self._chunk_refs = chunk_refs
 
     @cached_property
@@ -151,9 +151,13 @@ class Assets:
             return cached
         return await self._flights.run(snapshot_id, lambda: self._load_snapshot(snapshot_id))
 
+    def known_snapshot(self, snapshot_id: SnapshotId) -> Snapshot | None:
+        """Return a snapshot if it is in memory; from any thread."""
+        return self._snapshots.get(snapshot_id)
+
     async def snapshot_of_commit(self, snapshot_id: SnapshotId) -> Snapshot:
         """Return a snapshot as `snapshot` does, or as this process stored it a short time ago."""
-        return self._recent.snapshots.get(snapshot_id) or await self.snapshot(snapshot_id)
+        return self.recent.snapshots.get(snapshot_id) or await self.snapshot(snapshot_id)
 
     async def snapshot_if_there(self, snapshot_id: SnapshotId) -> Snapshot | None:
         """Return a snapshot; None if it is gone or cannot be read."""
@@ -207,7 +211,7 @@ class Assets:
     def forget_snapshot(self, snapshot_id: SnapshotId) -> None:
         """Drop a snapshot from the cache: its file is deleted, or has another parent (spec 1)."""
         self._snapshots.discard(snapshot_id)
-        self._recent.snapshots.discard(snapshot_id)
+        self.recent.snapshots.discard(snapshot_id)
 
     async def transaction_log(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return the transaction log of a snapshot; where none are stored, its equivalent.
@@ -232,7 +236,7 @@ class Assets:
 
     async def log_of_commit(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return a log as `transaction_log` does, or as this process stored it a short time ago."""
-        return self._recent.logs.get(snapshot_id) or await self.transaction_log(snapshot_id)
+        return self.recent.logs.get(snapshot_id) or await self.transaction_log(snapshot_id)
 
     async def _compare_with_parent(self, snapshot_id: SnapshotId) -> TransactionLog:
         after = await self.snapshot(snapshot_id)
@@ -269,7 +273,7 @@ class Assets:
             await bounded_map(lambda it: self.storage.put(*it), files, limit=_CONCURRENT_FILES)
         await self.storage.put(self.layout.names.snapshot(snapshot.id), encoded.data)
         self._snapshots.put(snapshot.id, encoded.snapshot, 1 + len(snapshot.nodes))
-        self._recent.keep_snapshot(encoded.snapshot)
+        self.recent.keep_snapshot(encoded.snapshot)
 
     async def pack_transaction_log(self, log: TransactionLog) -> bytes:
         """Encode a transaction log as this repository writes files; empty if it writes none."""
@@ -278,7 +282,7 @@ class Assets:
             return b""
         size_bytes = sum(coords.nbytes for coords in log.updated_chunks.values())
         packed = await self.compute(lambda: codec.encode(log, level), size_bytes=size_bytes)
-        self._recent.keep_log(log)  # it is not stored yet; then nobody asks for it
+        self.recent.keep_log(log)  # it is not stored yet; then nobody asks for it
         return packed
 
     async def put_transaction_log(self, log: TransactionLog) -> None:

@@ -345,9 +345,8 @@ class ManifestFiles:
         """
         await self._storage.put(self._names.manifest(manifest_id), packed)
         if keep and len(packed) < MIN_SEEKABLE_FILE_BYTES:
-            held = decoded
-            if held is None or self._attach_sums:
-                held = self._codec.hold(manifest_id, packed)
+            file = self._codec.hold(manifest_id, packed)
+            held: HeldManifest = file if decoded is None or self._attach_sums else decoded
             self._cache.put(manifest_id, held, held.weight)
 
 

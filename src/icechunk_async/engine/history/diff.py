@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from icechunk_async.engine.history import History
     from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.repo_info import SnapshotInfo
+    from icechunk_async.format.snapshot import Snapshot
 
-__all__ = ["Diff", "diff_of_log", "diff_snapshots", "load_logs"]
+__all__ = ["Diff", "diff_in_memory", "diff_of_log", "diff_snapshots", "load_logs"]
 
 _log = logging.getLogger(__name__)
 _CONCURRENT_LOGS = 16
+_MOST_KNOWN = 100
+"""Commits whose logs are joined without letting other tasks run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,11 @@ async def diff_snapshots(
         SnapshotNotFoundError: one of them does not exist.
         FormatError: a log is missing.
 
-    Cost: the ancestry, both snapshots, and one request for each commit between them.
+    Cost: the ancestry, both snapshots, and one request for each commit between them; none of what
+    is in memory.
     """
+    if not need_pruned and (known := diff_in_memory(history, assets, start, end)) is not None:
+        return known
     await history.snapshot_info(start)
     path: list[SnapshotInfo] = []
     async for info in history.ancestry(end):
@@ -119,9 +125,42 @@ async def diff_snapshots(
             code="bad-snapshot-chain-for-diff",
         )
     before, after = await bounded_map(assets.snapshot, [start, end], limit=2)
-    log = TransactionLog(end)
+    logs = await load_logs(
+        assets, path[::-1], need_pruned=need_pruned, own_from_memory=not need_pruned
+    )
+    for log in logs:
+        assets.recent.keep_log(log)  # for the next question about the same commits
+    return _joined(logs, before, after)
+
+
+def diff_in_memory(
+    history: History, assets: Assets, start: SnapshotId, end: SnapshotId
+) -> Diff | None:
+    """Return the same as `diff_snapshots` if everything for it is in memory, else None.
+
+    Usable from any thread.
+    """
+    logs: list[TransactionLog] = []
+    at = end
+    while at != start:
+        info, log = history.known_snapshot(at), assets.recent.logs.get(at)
+        if info is None or info.parent_id is None or info.pruned_ancestor_logs or log is None:
+            return None
+        if len(logs) == _MOST_KNOWN:
+            return None
+        logs.append(log)
+        at = info.parent_id
+    before, after = assets.known_snapshot(start), assets.known_snapshot(end)
+    if before is None or after is None or history.known_snapshot(start) is None:
+        return None
+    return _joined(logs[::-1], before, after)
+
+
+def _joined(logs: Sequence[TransactionLog], before: Snapshot, after: Snapshot) -> Diff:
+    """Return the paths that commits between two snapshots touched; their logs oldest first."""
+    log = TransactionLog(after.id)
     moves: list[tuple[str, str]] = []
-    for part in await load_logs(assets, list(reversed(path)), need_pruned=need_pruned):
+    for part in logs:
         moves += [(move.source, move.target) for move in part.moves]
         log = log.merge(part)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -118,3 +119,37 @@ def test_the_state_of_a_session_is_told_from_memory(
     assert status.updated_chunks == {"/a": [[2]]}
     changed, count = crossings(monkeypatch, lambda: session.has_uncommitted_changes)
     assert (changed, count) == (True, 0)
+
+
+def test_what_is_known_of_commits_is_told_from_memory(
+    repository: icechunk.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status of a session, and the difference of commits that were made or compared here."""
+    made = repository.lookup_branch("main")
+    session = repository.writable_session("main")
+    sync(session.store.set("a/c/2", PROTOTYPE.buffer.from_bytes(b"2")))
+    status, waits = crossings(monkeypatch, session.status)
+    assert waits == 0
+    changed = session.commit("changed")
+    root = list(repository.ancestry(branch="main"))[-1].id
+
+    def diff(repo: icechunk.Repository, start: str) -> object:
+        return repo.diff(from_snapshot_id=start, to_snapshot_id=changed)
+
+    assert crossings(monkeypatch, lambda: diff(repository, made)) == (status, 0)
+    found = diff(repository, root)
+    assert crossings(monkeypatch, lambda: diff(repository, root)) == (found, 0)
+    assert crossings(monkeypatch, lambda: diff(repository, changed)) == (icechunk.Diff(), 0)
+    # A branch and a tag may have moved since they were read.
+    assert crossings(
+        monkeypatch, lambda: repository.diff(from_snapshot_id=made, to_branch="main")
+    ) == (status, 1)
+    assert crossings(monkeypatch, lambda: repository.lookup_snapshot(made).id) == (made, 0)
+
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-copy"
+    shutil.copytree(tmp_path, elsewhere)
+    again = icechunk.Repository.open(icechunk.local_filesystem_storage(str(elsewhere)))
+    assert crossings(monkeypatch, lambda: diff(again, made)) == (status, 1)
+    assert crossings(monkeypatch, lambda: diff(again, made)) == (status, 0)
+    with pytest.raises(icechunk.IcechunkError, match="not an ancestor"):
+        repository.diff(from_snapshot_id=changed, to_snapshot_id=made)
