@@ -1596,6 +1596,55 @@ class Repository:
             report,
             plan.message(combined.source, combined.base),
             plan.how.properties(combined.source.id),
+            clashes=combined.conflicts,
+        )
+
+    async def resume_merge(self, data: bytes | memoryview) -> PendingMerge:
+        """Continue a merge of another process, from the bytes of `PendingMerge.to_bytes`.
+
+        What was settled stays settled. If others committed to the branch meanwhile, the commit
+        replays the merge on top, as that of any pending merge does.
+
+        Args:
+            data: the bytes.
+
+        Raises:
+            FormatError: they are damaged, or no merge of this repository.
+            SnapshotNotFoundError: what the merge stands on, or its source, is not there any more.
+            RepositoryReadOnlyError, UnsafeStorageError, BranchProtectedError: as `begin_merge`.
+
+        Cost: two snapshots, and with conflicts the logs of the commits on both sides.
+        """
+        from icechunk_async.engine.versions.behind import Behind  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.versions.combine import Combining, load  # noqa: PLC0415
+        from icechunk_async.engine.versions.differences import reading  # noqa: PLC0415
+        from icechunk_async.engine.versions.pending import decode_pending, fitting  # noqa: PLC0415
+        from icechunk_async.engine.versions.report import MergeReport, reported  # noqa: PLC0415
+        from icechunk_async.versions import PendingMerge  # noqa: PLC0415 -- slow to import
+
+        engine = self._engine
+        engine.check_safe()
+        state = decode_pending(data)
+        target = await load(engine, state.target_id, "which the merge stands on")
+        source = await load(engine, state.source_id, "which is to be merged")
+        changes = fitting(state, target.nodes, self.spec_version)
+        check_online(engine.history)
+        check_unprotected(engine.history, state.branch)
+        behind = Behind(engine, state.base_id, source.id, target.id)
+        conflicts = await reported(behind, state.conflicts)
+        ends = state.base_id, source.id, target.id
+        report = MergeReport(state.branch, *ends, None, state.diff, conflicts)
+        session = self._session(target, state.branch, SessionMode.WRITABLE)
+        session.publisher.guard.distrust()  # its chunks are of any age
+        session.workspace.rebase_to(target, changes)
+        return PendingMerge(
+            session,
+            reading(engine, source),
+            report,
+            state.message,
+            Combining.MERGE.properties(source.id),
+            clashes=state.conflicts,
+            still_open=state.open,
         )
 
     async def cherry_pick(

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from icechunk_async.engine.commit.conflicts import ConflictDetector, ConflictKind
 from icechunk_async.engine.versions.blame import Blame
 from icechunk_async.engine.versions.feed import Change, ChunkChange, ChunkChanges, NodeChange
+from icechunk_async.engine.versions.pending import PendingState, encode_pending
 from icechunk_async.engine.versions.pictures import ChangeMap
 from icechunk_async.engine.versions.report import MergeConflict, MergeReport
-from icechunk_async.errors import InvalidInputError, MergeConflictError
+from icechunk_async.errors import InvalidInputError, MergeConflictError, SessionStateError
 from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.zarr.values import CellChanges, ValueDiff
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
+    from icechunk_async.engine.changes.detect import Conflict
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
@@ -43,7 +45,7 @@ class PendingMerge:
     Its session stands on the tip of the branch and has all changes that do not clash; what clashes
     is as the branch has it. Settle each conflict with `keep_branch`, `take_source`, or, after
     writing what is right into the session, `resolved`. Then `commit`. Made by
-    ``Repository.begin_merge``.
+    ``Repository.begin_merge``. `to_bytes` keeps it, half settled, for another process or day.
     """
 
     def __init__(
@@ -53,8 +55,21 @@ class PendingMerge:
         report: MergeReport,
         message: str,
         properties: Mapping[str, JSON],
+        *,
+        clashes: Sequence[Conflict],
+        still_open: Collection[int] | None = None,
     ) -> None:
-        """Begin with a session that has the changes that do not clash."""
+        """Begin with a session that has the changes that do not clash.
+
+        Args:
+            session: has them.
+            source: reads what is merged.
+            report: of the merge.
+            message: of the commit, if the caller gives none.
+            properties: of the commit.
+            clashes: the conflicts of the report, with their node ids.
+            still_open: the numbers of those that are open; None: all.
+        """
         self.session = session
         """Reads the state to be committed, and takes changes."""
         self.report = report
@@ -62,7 +77,9 @@ class PendingMerge:
         self._source = source
         self._message = message
         self._properties = properties
-        self._open = list(report.conflicts)
+        self._clashes = tuple(clashes)
+        numbered = enumerate(report.conflicts)
+        self._open = [it for at, it in numbered if still_open is None or at in still_open]
 
     @property
     def conflicts(self) -> tuple[MergeConflict, ...]:
@@ -95,6 +112,50 @@ class PendingMerge:
             self._check(conflict)
             await self._take(conflict)
             self._open.remove(conflict)
+
+    async def to_bytes(self) -> bytes:
+        """Return the present state of the merge, to be continued with ``Repository.resume_merge``.
+
+        That may be in another process, and later. The bytes have what was settled and written so
+        far, and which conflicts are open; they have no secret, and nothing of where the
+        repository is. What is changed here afterwards is not in them. Of several who continue one
+        merge and commit, one succeeds.
+
+        Garbage collection takes the chunks that were written here for garbage: let it spare what
+        is younger than a merge may take. A commit notices if some were collected.
+
+        Raises:
+            SessionStateError: the merge was committed.
+            StorageError: some chunks are not stored; call again.
+
+        Cancellation: no effect on the merge.
+
+        Cost: requests for the chunks that wait to be packed; some 12 to 25 bytes a chunk.
+        """
+        if self.session.read_only:
+            raise SessionStateError(
+                f"The merge was committed, as snapshot {self.session.snapshot_id}: there is "
+                "nothing to be continued."
+            )
+        workspace, report = self.session.workspace, self.report
+        with workspace.lock:  # no await in between: what is settled is among the changes
+            target_id, changes = workspace.base.id, workspace.changes.copy()
+            opened = frozenset(at for at, it in enumerate(report.conflicts) if it in self._open)
+        await self.session.store_pending_chunks()
+        self.session.abandon()  # it can be dropped without a warning
+        return encode_pending(
+            PendingState(
+                report.branch,
+                report.base_id,
+                report.source_id,
+                target_id,
+                changes,
+                self._message,
+                report.changes,
+                self._clashes,
+                opened,
+            )
+        )
 
     async def commit(
         self, message: str | None = None, metadata: Mapping[str, JSON] | None = None

@@ -941,7 +941,14 @@ class Repository(Displayed):
         )
         return PendingMerge(self.handle, pending)
 
+    @twin_of(AsyncRepository.resume_merge)
+    async def resume_merge_async(self, data: bytes | memoryview) -> PendingMerge:
+        from icechunk_async.sync.versions import PendingMerge  # noqa: PLC0415 -- loaded when it is used
+
+        return PendingMerge(self.handle, await self.handle.ask(lambda it: it.resume_merge(data)))
+
     begin_merge = blocking(begin_merge_async)
+    resume_merge = blocking(resume_merge_async)
 
     # Proposals and protection
 

@@ -74,6 +74,11 @@ class PendingMerge:
         with translated():
             await self._pending.take_source(*conflicts)
 
+    @twin_of(AsyncPendingMerge.to_bytes)
+    async def to_bytes_async(self) -> bytes:
+        with translated():
+            return await self._pending.to_bytes()
+
     @twin_of(AsyncPendingMerge.commit)
     async def commit_async(
         self, message: str | None = None, metadata: Mapping[str, Any] | None = None
@@ -82,6 +87,7 @@ class PendingMerge:
             return str(await self._pending.commit(message, metadata))
 
     take_source = blocking(take_source_async)
+    to_bytes = blocking(to_bytes_async)
     commit = blocking(commit_async)
 
 

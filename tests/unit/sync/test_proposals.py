@@ -120,7 +120,9 @@ def test_a_merge_is_settled_by_hand(repository: sync.Repository) -> None:
     write(repository, "side", 4.0)
     other = repository.begin_merge("side")
     other.take_source()
-    other.commit()
+    resumed = repository.resume_merge(other.to_bytes())
+    assert resumed.conflicts == ()
+    resumed.commit()
     assert value(repository.readonly_session("main")) == 4.0
     write(repository, "side", 6.0)
     write(repository, "main", 7.0)

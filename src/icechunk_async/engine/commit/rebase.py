@@ -35,7 +35,7 @@ from icechunk_async.format.zarr_document import parse_document, same_chunk_forma
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from icechunk_async.engine.changes.change_set import ChangeSet
+    from icechunk_async.engine.changes.change_set import ChangeSet, Deleted
     from icechunk_async.engine.commit.conflicts import (
         Answer,
         ChunkAnswers,
@@ -231,12 +231,15 @@ class Settlement:
                 changes.new = kept
                 changes.chunks.pop(node_id, None)
             case ConflictKind.DELETE_OF_UPDATED_ARRAY | ConflictKind.DELETE_OF_UPDATED_GROUP:
-                changes.deleted.pop(node_id, None)
+                gone = changes.deleted.pop(node_id, None)
+                if gone is not None:
+                    self._take_back_replacement(gone)
             case (
                 ConflictKind.CHUNKS_UPDATED_IN_DELETED_ARRAY
                 | ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY
             ):
                 changes.chunks.pop(node_id, None)
+                self._take_back_new_meaning(node_id)
             case ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED:
                 return False
             case ConflictKind.ZARR_METADATA_DOUBLE_UPDATE:
@@ -245,6 +248,27 @@ class Settlement:
                 changes.updated.pop(node_id, None)
                 changes.chunks.pop(node_id, None)
         return True
+
+    def _take_back_replacement(self, kept: Deleted) -> None:
+        """Undo the creation of a node in the place of one that is kept, and of those below it.
+
+        What was created in a group that took the place of a group can stay.
+        """
+        changes, below = self._changes, kept.path.rstrip("/") + "/"
+        for path, node in [*changes.new.items()]:
+            if path == kept.path or (kept.is_array and path.startswith(below)):
+                del changes.new[path]
+                changes.chunks.pop(node.id, None)
+
+    def _take_back_new_meaning(self, node_id: NodeId) -> None:
+        """Undo a new document under which the chunks that are kept mean something else, or end."""
+        ours, path = self._changes.updated.get(node_id), self._theirs.nodes.path_of(node_id)
+        theirs = None if path is None else self._theirs.nodes[path]
+        if ours is None or theirs is None or ours.array is None or theirs.array is None:
+            return
+        sizes = zip(ours.array.grid, theirs.array.grid, strict=False)
+        if not same_chunk_format(ours.user_data, theirs.user_data) or any(a < b for a, b in sizes):
+            del self._changes.updated[node_id]
 
     def _take_back_document(self, node_id: NodeId) -> None:
         """Leave a node its new document, and keep our chunks if they mean the same under it."""

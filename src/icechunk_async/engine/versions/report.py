@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.repo_info import SnapshotInfo
 
-__all__ = ["MergeConflict", "MergeReport", "conflict_error", "report_of"]
+__all__ = ["MergeConflict", "MergeReport", "conflict_error", "report_of", "reported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,9 @@ async def report_of(engine: Engine, branch: str, combined: Combined) -> MergeRep
 
     Cost: none without conflicts; else the logs of the commits on both sides.
     """
-    conflicts = await _reported(engine, combined) if combined.conflicts else ()
-    return MergeReport(
-        branch,
-        combined.base.id,
-        combined.source.id,
-        combined.target.id,
-        None,
-        combined.diff(),
-        conflicts,
-    )
+    ends = combined.base.id, combined.source.id, combined.target.id
+    conflicts = await reported(Behind(engine, *ends), combined.conflicts)
+    return MergeReport(branch, *ends, None, combined.diff(), conflicts)
 
 
 def conflict_error(report: MergeReport, conflicts: Sequence[Conflict]) -> MergeConflictError:
@@ -84,11 +77,8 @@ def conflict_error(report: MergeReport, conflicts: Sequence[Conflict]) -> MergeC
     )
 
 
-async def _reported(engine: Engine, combined: Combined) -> tuple[MergeConflict, ...]:
-    behind = Behind(engine, combined.base.id, combined.source.id, combined.target.id)
+async def reported(behind: Behind, conflicts: Sequence[Conflict]) -> tuple[MergeConflict, ...]:
+    """Return conflicts with the commits behind them."""
     return tuple(
-        [
-            MergeConflict(it.kind, it.path, it.coords, *await behind.commits(it))
-            for it in combined.conflicts
-        ]
+        [MergeConflict(it.kind, it.path, it.coords, *await behind.commits(it)) for it in conflicts]
     )

@@ -15,8 +15,8 @@ from icechunk_async.conflicts import (
     PerPath,
 )
 from icechunk_async.errors import InvalidInputError, MergeConflictError, RebaseFailedError
-from tests.helpers import array_document, read, write
-from tests.unit.engine.versions.stories import contents_at
+from tests.helpers import array_document, group_document, read, write
+from tests.unit.engine.versions.stories import contents, contents_at
 from tests.unit.engine.versions.test_merge_matrix import CHANGES, begin, changing
 
 if TYPE_CHECKING:
@@ -96,6 +96,50 @@ async def test_a_deletion_can_be_taken_and_a_lost_array_cannot(repository: Repos
         await again.take_source()
     assert again.conflicts
     again.session.discard_changes()
+
+
+@pytest.mark.parametrize("kind", ["group", "array"])
+async def test_a_node_that_the_source_replaced_is_as_the_branch_has_it(
+    repository: Repository, kind: str
+) -> None:
+    """While that is a conflict, and if the branch is kept: no other node is at its path."""
+    await begin(repository)
+    if kind == "group":  # in whose place the source has an array
+        await CHANGES["array for group"](repository, "side")
+        await CHANGES["new array"](repository, "main")
+    else:
+        below = "g/a/b/zarr.json"
+        replaced = ("g/a", None), ("g/a/zarr.json", group_document()), (below, titled())
+        await changing(*replaced)(repository, "side")
+        await CHANGES["write chunk 0"](repository, "main")
+    before = await contents_at(repository)
+    pending = await repository.begin_merge("side")
+    assert pending.conflicts
+    now = await contents(pending.session)
+    node = "g/zarr.json" if kind == "group" else "g/a/zarr.json"
+    assert now[node] == before[node]
+    assert "g/a/b/zarr.json" not in now
+    pending.keep_branch()
+    if pending.session.has_uncommitted_changes:
+        await pending.commit()
+    assert await contents_at(repository) == now
+    assert (await repository.verify("length")).is_healthy
+
+
+@pytest.mark.parametrize("change", ["shrink", "other codec"])
+async def test_chunks_that_the_branch_keeps_have_its_document(
+    repository: Repository, change: str
+) -> None:
+    """The source's would cut them off, or give them another meaning."""
+    await begin(repository)
+    await CHANGES[change](repository, "side")
+    await CHANGES["write chunk 3"](repository, "main")
+    before = await contents_at(repository)
+    pending = await repository.begin_merge("side")
+    assert pending.conflicts
+    assert await contents(pending.session) == before
+    pending.keep_branch()
+    assert not pending.session.has_uncommitted_changes
 
 
 async def _parent(repository: Repository) -> str:

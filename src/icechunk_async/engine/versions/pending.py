@@ -1,0 +1,240 @@
+"""A merge that is half settled, as bytes, so that another process can continue it.
+
+The changes are those of a fork; beside them are the moves, the conflicts, and which of these are
+open. Bytes from elsewhere are not trusted: every value is checked, and reading never runs code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgpack
+import numpy as np
+import zstandard
+
+from icechunk_async.engine.changes.change_set import ChangeSet, Deleted, WorkingTree
+from icechunk_async.engine.changes.detect import Conflict, ConflictKind
+from icechunk_async.engine.changes.merge import check_fits
+from icechunk_async.engine.changes.moves import Moves
+from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
+from icechunk_async.engine.history.diff import Diff
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidMoveError,
+    NodeExistsError,
+    NodeNotFoundError,
+)
+from icechunk_async.format.envelope import decompress
+from icechunk_async.format.ids import NodeId, SnapshotId
+from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.paths import check_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.snapshot import Nodes
+
+__all__ = ["PendingState", "decode_pending", "encode_pending", "fitting"]
+
+_MAGIC: Final = b"ICAMERGE"
+_VERSION: Final = 1
+_HEAD_BYTES: Final = len(_MAGIC) + 1
+_LEVEL: Final = 3
+_NO_SESSION: Final = bytes(12)
+_PATH_SETS: Final = (
+    "new_groups",
+    "new_arrays",
+    "deleted_groups",
+    "deleted_arrays",
+    "updated_groups",
+    "updated_arrays",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingState:
+    """The part of a pending merge that travels."""
+
+    branch: str
+    """Where it is to be committed."""
+    base_id: SnapshotId
+    source_id: SnapshotId
+    target_id: SnapshotId
+    """The tip of the branch when it began, which the changes are against."""
+    changes: ChangeSet
+    """Those of the merge, and what was written to settle conflicts."""
+    message: str
+    diff: Diff
+    """The changes of the merge when it began."""
+    conflicts: tuple[Conflict, ...]
+    open: frozenset[int]
+    """The numbers of the conflicts that are not settled."""
+
+
+def encode_pending(state: PendingState) -> bytes:
+    """Return the bytes of a pending merge. Cost: some 12 to 25 bytes a chunk."""
+    changes, diff = state.changes, state.diff
+    document: dict[str, object] = {
+        "branch": state.branch,
+        "base": bytes(state.base_id),
+        "source": bytes(state.source_id),
+        "message": state.message,
+        "fork": encode_fork(ForkState(_NO_SESSION, state.target_id, changes)),
+        "moves": [list(it) for it in changes.moves.requested],
+        "diff": {
+            **{name: sorted(getattr(diff, name)) for name in _PATH_SETS},
+            "chunks": [[path, *_rows_to(it)] for path, it in sorted(diff.updated_chunks.items())],
+            "moved": [list(it) for it in diff.moved_nodes],
+        },
+        "conflicts": [
+            [
+                it.kind.name,
+                it.path,
+                None if it.node_id is None else bytes(it.node_id),
+                *_rows_to(np.array(it.coords or np.empty((0, 0)), np.uint32)),
+            ]
+            for it in state.conflicts
+        ],
+        "open": sorted(state.open),
+    }
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+    return _MAGIC + bytes([_VERSION]) + compressor.compress(msgpack.packb(document))
+
+
+def decode_pending(data: bytes | memoryview) -> PendingState:
+    """Read the bytes of a pending merge; its moves are only requested yet, see `fitting`.
+
+    Raises:
+        FormatError: they are damaged, hostile, or of a newer version of this library.
+    """
+    view = memoryview(data)
+    if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) <= _HEAD_BYTES:
+        raise FormatError("These bytes are not a pending merge, or only the beginning of one.")
+    if view[len(_MAGIC)] != _VERSION:
+        raise FormatError(
+            f"A pending merge was written in version {view[len(_MAGIC)]} of its encoding, and this "
+            f"library reads version {_VERSION}. Use the same version of icechunk-async everywhere."
+        )
+    try:
+        return _state(_table(msgpack.unpackb(bytes(decompress(view[_HEAD_BYTES:], "merge")))))
+    except (ValueError, KeyError, TypeError, OverflowError, InvalidInputError) as error:
+        raise FormatError(f"The bytes of a pending merge are damaged: {error!r}.") from error
+    except RecursionError as error:
+        raise FormatError("The bytes of a pending merge nest too deeply.") from error
+
+
+def fitting(state: PendingState, base: Nodes, spec_version: int) -> ChangeSet:
+    """Return the changes of a merge that was read from bytes, made on the nodes of its target.
+
+    Raises:
+        FormatError: no merge can have made them there.
+    """
+    changes = state.changes.copy()
+    moves, created = Moves(), set(changes.new)
+    try:
+        for source, target in changes.moves.requested:
+            moves.add(base, source, target, created=created)
+    except (NodeExistsError, NodeNotFoundError, InvalidMoveError) as error:
+        raise FormatError(f"A pending merge moves what cannot be moved: {error}") from error
+    changes.moves = moves
+    moved = WorkingTree(base, ChangeSet(moves=moves)).edited()
+    deleted = {
+        node_id: Deleted(moved.path_of(node_id) or gone.path, gone.is_array)
+        for node_id, gone in changes.deleted.items()
+    }
+    check_fits(replace(changes, deleted=deleted, moves=Moves()), moved, spec_version)
+    return changes
+
+
+def _state(document: dict[str, object]) -> PendingState:
+    fork = decode_fork(_typed(document["fork"], bytes))
+    fork.changes.moves = Moves(_pairs(document["moves"]))
+    conflicts = tuple(_conflict(*row) for row in _rows(document["conflicts"], 6))
+    numbers = frozenset(_typed(it, int) for it in _list(document["open"]))
+    if any(not 0 <= it < len(conflicts) for it in numbers):
+        raise FormatError("A pending merge has a conflict open that it does not list.")
+    return PendingState(
+        _typed(document["branch"], str),
+        SnapshotId(_typed(document["base"], bytes)),
+        SnapshotId(_typed(document["source"], bytes)),
+        fork.base_id,
+        fork.changes,
+        _typed(document["message"], str),
+        _diff(_table(document["diff"])),
+        conflicts,
+        numbers,
+    )
+
+
+def _diff(document: dict[str, object]) -> Diff:
+    sets = {name: frozenset(map(_path, _list(document[name]))) for name in _PATH_SETS}
+    chunks = {
+        _path(path): _rows_of(count, rank, data)
+        for path, count, rank, data in _rows(document["chunks"], 4)
+    }
+    moved = tuple((_path(one), _path(other)) for one, other in _pairs(document["moved"]))
+    return Diff(**sets, updated_chunks=chunks, moved_nodes=moved)
+
+
+def _conflict(kind: object, path: object, node_id: object, *rows: object) -> Conflict:
+    count, rank, data = rows
+    coords: list[list[int]] = _rows_of(count, rank, data).tolist()
+    return Conflict(
+        ConflictKind[_typed(kind, str)],
+        _path(path),
+        tuple(tuple(row) for row in coords),
+        None if node_id is None else NodeId(_typed(node_id, bytes)),
+    )
+
+
+def _rows_to(coords: npt.NDArray[np.uint32]) -> tuple[int, int, bytes]:
+    """Return coordinates as their number, their rank, and their numbers."""
+    return len(coords), coords.shape[1], np.ascontiguousarray(coords, "<u4").tobytes()
+
+
+def _rows_of(count: object, rank: object, data: object) -> npt.NDArray[np.uint32]:
+    rows, axes, numbers = _typed(count, int), _typed(rank, int), _typed(data, bytes)
+    # Without axes an array has one chunk, so the bytes bound the number of rows.
+    if not 0 <= axes <= MAX_RANK or not 0 <= rows <= max(1, len(numbers)):
+        raise FormatError(f"A pending merge holds {rows} chunks of {axes} axes, which cannot be.")
+    if len(numbers) != 4 * rows * axes:
+        raise FormatError("A pending merge holds other coordinates than it says.")
+    return np.frombuffer(numbers, "<u4").reshape(rows, axes).astype(np.uint32)
+
+
+def _typed[T](value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise FormatError(
+            f"A pending merge holds a {type(value).__name__} in place of a {kind.__name__}."
+        )
+    return value
+
+
+def _table(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", _typed(value, dict))
+
+
+def _list(value: object) -> list[object]:
+    return cast("list[object]", _typed(value, list))
+
+
+def _rows(value: object, width: int) -> list[list[Any]]:
+    found: Iterable[list[Any]] = [_list(row) for row in _list(value)]
+    if any(len(row) != width for row in found):
+        raise FormatError("A pending merge holds a row of another width.")
+    return list(found)
+
+
+def _pairs(value: object) -> list[tuple[str, str]]:
+    return [(_path(one), _path(other)) for one, other in _rows(value, 2)]
+
+
+def _path(value: object) -> str:
+    path = _typed(value, str)
+    if not path.startswith("/") or check_path(path) != path:
+        raise FormatError(f"A pending merge names a node {path[:100]!r}, which is no path.")
+    return path
