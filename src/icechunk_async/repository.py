@@ -483,6 +483,11 @@ class Repository:
         return self._engine.packing
 
     @property
+    def keeps_statistics(self) -> bool:
+        """Whether sessions make statistics of the chunks that they write; see `keep_statistics`."""
+        return self._engine.assets.keeps_statistics
+
+    @property
     def sums(self) -> bool:
         """Whether checksums of chunks are kept: as given at opening, otherwise as stored."""
         return self._engine.assets.keeps_sums
@@ -856,8 +861,13 @@ class Repository:
             )
             await self._tell(branch, info, previous, "amend" if kind == "amend" else "commit")
 
+        workspace = engine.workspace(base, mode, deduplicate=deduplicate)
+        if mode is SessionMode.WRITABLE and engine.assets.keeps_statistics:
+            from icechunk_async.zarr.queries.written import recorder_for  # noqa: PLC0415 -- on use
+
+            workspace.recorder = recorder_for(engine.assets)
         return Session(
-            engine.workspace(base, mode, deduplicate=deduplicate),
+            workspace,
             engine.history,
             engine.manifest_options,
             branch=branch,
@@ -1872,6 +1882,38 @@ class Repository:
         await self._engine.state_to_change("metadata").merge_metadata(
             lambda info: {METADATA_NAME: OwnSettings(sums=self.sums).laid_over(stored_item(info))}
         )
+
+    async def keep_statistics(self, *, enabled: bool = True) -> None:
+        """Let sessions make statistics of the chunks that they write, or let them do so no more.
+
+        This is stored for everyone who opens the repository from now on, and counts here for
+        sessions that begin from now on. Statistics are then there with each commit, so that
+        `Session.aggregate` and `Session.where` need not read these chunks; `analyze` makes those of
+        chunks that are there already. Chunks that the official engine writes have none, which is
+        no error. By default they are not made.
+
+        Args:
+            enabled: make them.
+
+        Raises:
+            UnsupportedBySpecError: the repository is of format version 1 or older, which has no
+                place for the setting. Use `analyze`.
+            RepositoryReadOnlyError, OutcomeUnknownError: as `set_metadata`.
+
+        Cancellation: it may have been stored.
+
+        Cost: for each chunk that is written later, to decode it once and to pass over its values
+        some five times; memory for two such chunks with a double for each cell, and 400 bytes for
+        each chunk until the commit. A commit stores one object more for each array that it wrote,
+        beside its other files, of 92 bytes a chunk.
+        """
+        self._engine.history.capabilities.require("upkeep")
+        await self._engine.state_to_change("metadata").merge_metadata(
+            lambda info: {
+                METADATA_NAME: OwnSettings(statistics=enabled).laid_over(stored_item(info))
+            }
+        )
+        self._engine.assets.keeps_statistics = enabled
 
     async def get_status(self) -> RepoStatus:
         """Return whether the repository may be changed.

@@ -421,6 +421,7 @@ class _Hierarchy(ABC):
         Cancellation: as an error.
         """
         await self.workspace.store_packs()
+        await self.workspace.store_statistics()
         await self.workspace.assets.storage.sync()
 
     async def fork(self) -> ForkSession:
@@ -1085,6 +1086,7 @@ class ForkSession(_Hierarchy):
             packs=None if home.packs is None else home.packs.another(),
             deduplicate=home.deduplication is not None,
         )
+        workspace.recorder = home.recorder
         lease = home.lease
         state = _Attached.to(
             workspace,
@@ -1377,6 +1379,7 @@ class ForkSession(_Hierarchy):
         changes = self.changes_so_far()  # first: what is written meanwhile is not among them
         if self.is_attached:  # local disks need no sync: the commit syncs what this process wrote
             await self.workspace.store_packs()
+            await self.workspace.store_statistics()
         else:
             await self.store_pending_chunks()
         return changes
@@ -1450,6 +1453,10 @@ class ForkSession(_Hierarchy):
             deduplicate=self._deduplicate,
         )
         workspace.rebase_to(base, state.changes)
+        if engine.assets.keeps_statistics:
+            from icechunk_async.zarr.queries.written import recorder_for  # noqa: PLC0415 -- on use
+
+            workspace.recorder = recorder_for(engine.assets)
         self._state = _Attached.to(
             workspace, engine.manifest_options, self._session_id, state.lineage, state.membership
         )

@@ -9,7 +9,7 @@ import icechunk
 import numpy as np
 import pytest
 import zarr
-from zarr.api.asynchronous import create_array
+from zarr.api.asynchronous import create_array, open_array
 
 from icechunk_async import Repository
 from tests.helpers import objects
@@ -71,3 +71,39 @@ async def test_what_the_official_engine_writes_is_unknown_and_the_rest_known(
     assert await sums(root, branch="main") == (wanted, 0)
     again = official.readonly_session("main")
     np.testing.assert_array_equal(zarr.open_array(again.store, path="a", mode="r")[600:700], -1.0)
+
+
+async def test_the_official_engine_keeps_the_setting_and_its_chunks_are_unknown(
+    tmp_path: Path,
+) -> None:
+    """Commits of both in turn: ours have statistics, its have none, and no answer is wrong."""
+    root = tmp_path / "repo"
+    truth = VALUES.copy()
+    async with Repository.create(root) as repository:
+        await repository.keep_statistics()
+        session = await repository.writable_session("main")
+        array = await create_array(
+            session.store, name="a", shape=(4000,), chunks=(500,), dtype="f8"
+        )
+        await array.setitem(slice(None), truth)
+        await session.commit("by us")
+    assert await sums(root, branch="main") == (truth.sum(), 0)
+
+    official = icechunk.Repository.open(icechunk.local_filesystem_storage(str(root)))
+    theirs = official.writable_session("main")
+    zarr.open_array(theirs.store, path="a")[600:700] = truth[600:700] = -1.0
+    theirs.commit("by the official engine")
+    official.set_metadata({**official.get_metadata(), "owner": "somebody"})
+    official.garbage_collect(datetime.now(UTC))
+    assert await sums(root, branch="main") == (truth.sum(), 1)
+
+    async with Repository.open(root) as repository:
+        assert repository.keeps_statistics
+        session = await repository.writable_session("main")
+        array = await open_array(store=session.store, path="a", mode="r+")
+        await array.setitem(slice(1200, 1300), 9.0)
+        truth[1200:1300] = 9.0
+        await session.commit("by us again")
+    assert await sums(root, branch="main") == (truth.sum(), 1)
+    seen = zarr.open_array(official.readonly_session("main").store, path="a", mode="r")
+    np.testing.assert_array_equal(seen[:], truth)

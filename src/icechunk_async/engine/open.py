@@ -517,6 +517,7 @@ async def _assemble(
         assert creation is not None  # else a layout was found
         found = await opening.create(limited, assets, creation.way, request.config, given)
     history = found.open(limited, assets, history_settings(config, neighbours.known))
+    assets.keeps_statistics = bool(found.settings.statistics)
     assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)
     if assets.keeps_sums:
         history.capabilities.require("sums")

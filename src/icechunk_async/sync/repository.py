@@ -1188,6 +1188,7 @@ class Repository(Displayed):
     analyze_async = asked(AsyncRepository.analyze)
     check_content_async = asked(AsyncRepository.check_content)
     save_sums_async = asked(AsyncRepository.save_sums)
+    keep_statistics_async = asked(AsyncRepository.keep_statistics)
 
     @awaited
     async def repair_async(
@@ -1225,6 +1226,7 @@ class Repository(Displayed):
     analyze = blocking(analyze_async)
     check_content = blocking(check_content_async)
     save_sums = blocking(save_sums_async)
+    keep_statistics = blocking(keep_statistics_async)
     repair = blocking(repair_async)
     expire_snapshots = blocking(expire_snapshots_async)
     rewrite_manifests = blocking(rewrite_manifests_async)

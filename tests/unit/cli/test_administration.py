@@ -64,6 +64,19 @@ def test_config_is_shown_and_changed(repository: Path) -> None:
     assert run("config", repository).stdout.startswith("{")
 
 
+def test_config_asks_for_statistics_of_chunks(repository: Path) -> None:
+    """And takes that back; other settings stay."""
+    before = run("config", repository, "--json").json
+    assert before["statistics"] is False
+    on = run("config", repository, "--statistics", "--json").json
+    assert (on["changed"], on["statistics"], on["config"]) == (True, True, before["config"])
+    assert "Statistics of chunks are made" in run("config", repository).stdout
+    both = run("config", repository, "--no-statistics", "--set", "inline_chunk_threshold_bytes=9")
+    assert "Statistics" not in both.stdout
+    after = run("config", repository, "--json").json
+    assert (after["statistics"], after["config"]["inline_chunk_threshold_bytes"]) == (False, 9)
+
+
 def test_a_wrong_setting_changes_nothing(repository: Path) -> None:
     """Names and values are checked before anything is stored."""
     before = run("config", repository, "--json").json["config"]

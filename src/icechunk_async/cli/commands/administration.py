@@ -49,6 +49,14 @@ _Set = Annotated[
         "repeated.",
     ),
 ]
+_Statistics = Annotated[
+    bool | None,
+    typer.Option(
+        "--statistics/--no-statistics",
+        help="Make statistics of chunks as they are written (queries by value), or no more.",
+        show_default=False,
+    ),
+]
 _Number = Annotated[
     int | None, typer.Option("--number", "-n", min=1, help="List at most this many operations.")
 ]
@@ -82,6 +90,8 @@ class Configuration:
 
     changed: bool
     """Whether it was stored anew."""
+    statistics: bool
+    """Whether statistics of chunks are made as they are written."""
     config: JSON
 
 
@@ -177,22 +187,30 @@ async def _read_state(repository: Repository) -> State:
     )
 
 
-async def config(repository: Repository, *, set_: _Set = None) -> Configuration:
+async def config(
+    repository: Repository, *, set_: _Set = None, statistics: _Statistics = None
+) -> Configuration:
     """Show the stored configuration, and change it for everyone who opens the repository later.
 
     Headers, keys and other options of containers that may be secrets are shown as ****.
 
-    JSON keys: changed, config (null where the default counts).
+    JSON keys: changed, statistics (made of chunks as they are written), config (null where the
+    default counts).
     """
     from icechunk_async import RepositoryConfig  # noqa: PLC0415  # slow to import
 
     current = await repository.fetch_config(repository.storage) or RepositoryConfig()
-    if not set_:
-        return Configuration(changed=False, config=_shown(current))
-    changed = _with_values(current, set_)
-    async with repository.reopen(config=changed) as other:
-        await other.save_config()
-    return Configuration(changed=True, config=_shown(changed))
+    changed = _with_values(current, set_ or ())
+    if statistics is not None:
+        await repository.keep_statistics(enabled=statistics)
+    if set_:
+        async with repository.reopen(config=changed) as other:
+            await other.save_config()
+    return Configuration(
+        changed=bool(set_) or statistics is not None,
+        statistics=repository.keeps_statistics,
+        config=_shown(changed),
+    )
 
 
 def _shown(config: RepositoryConfig) -> JSON:
@@ -329,6 +347,8 @@ def _show_configuration(document: Configuration, console: Console) -> None:
     if document.changed:
         console.print("Stored:")
     console.print_json(data=document.config, ensure_ascii=False)
+    if document.statistics:
+        console.print("Statistics of chunks are made as they are written.")
 
 
 def _show_operations(document: Operations, console: Console) -> None:

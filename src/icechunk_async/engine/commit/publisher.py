@@ -568,6 +568,7 @@ class Publisher:
             self.flusher.store(flushed),
             assets.put_snapshot(snapshot),
             assets.put_packed_log(snapshot.id, log),
+            self.workspace.store_statistics(),
             *put_digests(assets, snapshot.id, flushed),
         )
         self._kept = state

@@ -97,6 +97,8 @@ class Assets:
         self.backend = backend
         self.keeps_sums = False
         """Whether checksums of chunks are computed and stored with new manifests."""
+        self.keeps_statistics = False
+        """Whether sessions make statistics of the chunks that they write."""
         self.checks = ReadChecks() if verify_reads else None
         """Compares chunks that are read with their sums; None if that was not asked for."""
         self.sums = SumFiles(storage, chunk_refs)

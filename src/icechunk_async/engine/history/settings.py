@@ -42,6 +42,7 @@ METADATA_NAME: Final = "icechunk-async"
 """The item of a repository's metadata for settings that only this library has."""
 _PACKING: Final = "packing"
 _SUMS: Final = "sums"
+_STATISTICS: Final = "statistics"
 _PROTECTED: Final = "protected"
 _CHECKS: Final = "checks"
 _MOST_SHOWN: Final = 5
@@ -54,6 +55,8 @@ class OwnSettings:
     packing: Packing | None = None
     sums: bool | None = None
     """Whether checksums of chunks are kept."""
+    statistics: bool | None = None
+    """Whether statistics of chunks are made as they are written."""
 
     def raw(self) -> RawMetadata:
         """Return the metadata of a new repository."""
@@ -68,6 +71,8 @@ class OwnSettings:
             merged[_PACKING] = self.packing.to_json()
         if self.sums is not None:
             merged[_SUMS] = self.sums
+        if self.statistics is not None:
+            merged[_STATISTICS] = self.statistics
         return merged
 
     @staticmethod
@@ -80,8 +85,12 @@ class OwnSettings:
             return OwnSettings()
         if not isinstance(item, dict):
             return OwnSettings()
-        sums = item.get(_SUMS)
-        return OwnSettings(_packing(item.get(_PACKING)), sums if isinstance(sums, bool) else None)
+        sums, statistics = item.get(_SUMS), item.get(_STATISTICS)
+        return OwnSettings(
+            _packing(item.get(_PACKING)),
+            sums if isinstance(sums, bool) else None,
+            statistics if isinstance(statistics, bool) else None,
+        )
 
 
 def stored_item(info: RepoInfo) -> JSON:

@@ -89,7 +89,15 @@ class BlockingChunks:
         known = workspace.deduplication
         if known is not None and known.is_there_blocking(self, path, coords, data):
             return
-        workspace.put_ref(path, coords, self._store(data))
+        recorder = workspace.recorder
+        if recorder is None:
+            workspace.put_ref(path, coords, self._store(data))
+            return
+        node = workspace.array(path)
+        measured = recorder.measure(node, coords, data)
+        ref = self._store(data)
+        workspace.put_ref(path, coords, ref)
+        recorder.keep(node, coords, ref, measured)
 
     def _store(self, data: Data) -> ChunkRef:
         workspace = self.workspace

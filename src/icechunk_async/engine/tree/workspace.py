@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.changes.grid import bad_rank, covers, in_grid, no_bytes, outside
 from icechunk_async.engine.files.checks import damaged_chunk
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REFUSALS",
     "ChunkHandle",
+    "ChunkRecorder",
     "Closed",
     "InManifests",
     "Workspace",
@@ -148,6 +149,29 @@ class Leased(Protocol):
         ...
 
 
+class ChunkRecorder(Protocol):
+    """Makes statistics of the chunks that a session writes, and stores them with its commit.
+
+    It never raises for what chunks are: statistics that are missing are unknown, and nothing more.
+    """
+
+    def size_bytes(self, node: Node) -> int:
+        """Return the size of a decoded chunk of an array; 0 if none is measured."""
+        ...
+
+    def measure(self, node: Node, coords: Coordinates, data: Data) -> object:
+        """Return the statistics of the bytes of a chunk; decodes on the calling thread."""
+        ...
+
+    def keep(self, node: Node, coords: Coordinates, ref: ChunkRef, measured: object) -> None:
+        """Keep what `measure` returned for a chunk that was set."""
+        ...
+
+    async def store(self) -> None:
+        """Store what was kept so far; failures are logged."""
+        ...
+
+
 class Workspace:
     """The hierarchy of one session."""
 
@@ -192,6 +216,8 @@ class Workspace:
             self.deduplication = deduplication.Deduplication()
         self.lease: Leased | None = None
         """Refuses changes once the session may have lost what it wrote; None without a lease."""
+        self.recorder: ChunkRecorder | None = None
+        """Makes statistics of chunks as they are written; None unless they are asked for."""
         self.is_fixed = read_only
         """Whether nothing of it ever changes, so that reading needs no lock."""
 
@@ -377,8 +403,20 @@ class Workspace:
         known = self.deduplication
         if known is not None and await known.is_there(self, path, coords, data):
             return
-        ref = await self.store_bytes(data)
+        recorder = self.recorder
+        if recorder is None:
+            ref = await self.store_bytes(data)
+            self.put_ref(path, coords, ref, if_absent=if_absent)
+            return
+        node = self.array(path)
+        ref, measured = await gather(
+            self.store_bytes(data),
+            self.assets.compute(
+                lambda: recorder.measure(node, coords, data), size_bytes=recorder.size_bytes(node)
+            ),
+        )
         self.put_ref(path, coords, ref, if_absent=if_absent)
+        recorder.keep(node, coords, ref, measured)
 
     def check_target(self, path: str, coords: Coordinates, data: Data) -> None:
         """Raise unless a chunk can be written; errors as `write_chunk`."""
@@ -434,6 +472,14 @@ class Workspace:
                 f"A chunk object may not be stored: {error} Nothing was published and no change "
                 "was lost; try again."
             ) from error
+
+    async def store_statistics(self) -> None:
+        """Store the statistics of chunks that were written so far, if any are made.
+
+        Failures are logged, and chunks stay unknown. Cost: one request for each array.
+        """
+        if self.recorder is not None:
+            await self.recorder.store()
 
     def _target(self, path: str, coords: Coordinates) -> Node:
         with self.lock:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     type Box = tuple[slice, ...]
     type Coords = npt.NDArray[np.int64]
 
-__all__ = ["KnownChunks", "QueriedArray"]
+__all__ = ["MOST_CELLS", "KnownChunks", "QueriedArray"]
 
-_MOST_CELLS: Final = 1 << 31
+MOST_CELLS: Final = 1 << 31
 """The most cells of a chunk: sums of halves of more integers could overflow."""
 _MOST_CHUNKS: Final = 1 << 62
 
@@ -149,7 +149,7 @@ class KnownChunks:
         """Find the rows of chunks in statistics, which are in the order of their keys."""
         within = cells_within(refs.coords, owner.shape, owner.chunks)
         keys, has_key = chunk_keys(refs, within, owner.chunks)
-        if math.prod(owner.chunks) >= _MOST_CELLS:
+        if math.prod(owner.chunks) >= MOST_CELLS:
             has_key[:] = False
         places = np.searchsorted(table["key"], keys).astype(np.int64)
         inside = np.flatnonzero(places < len(table))
