@@ -51,7 +51,7 @@ _FORMS: Final = 64
 
 
 def recorder_for(assets: Assets) -> ChunkRecorder | None:
-    """Return what makes the statistics of a new session; None unless the repository asks for it."""
+    """Return a recorder for a new session; None unless the repository asks for statistics."""
     return WrittenChunks(assets) if assets.keeps_statistics else None
 
 

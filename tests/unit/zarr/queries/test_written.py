@@ -322,7 +322,7 @@ async def test_analysis_joins_what_many_commits_stored(keeping: Repository) -> N
 async def test_many_documents_and_large_tables_are_bounded(
     keeping: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An append changes the document each time; an object has so many rows at most."""
+    """An append changes the document each time; an object has a limited number of rows."""
     from icechunk_async.zarr.queries import written
 
     monkeypatch.setattr(written, "_FORMS", 3)
