@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from zarr.core.chunk_utils import ChunkTransform
@@ -179,7 +179,7 @@ def _form_of(document: bytes) -> _Form | None:
         codec = ChunkCodec.of(document)
         if math.prod(codec.spec.shape) >= MOST_CELLS:
             return None
-        transform = ChunkTransform(codecs=tuple(codec.pipeline))
+        transform = ChunkTransform(codecs=tuple(cast("Any", codec.pipeline)))
         dtype = np.dtype(codec.spec.dtype.to_native_dtype())
         found: Any = json.loads(document)
         return _Form(codec, transform, meaning_of("", document, dtype), tuple(found["shape"]))
