@@ -341,26 +341,25 @@ async def test_many_documents_and_large_tables_are_bounded(
     assert await total(keeping) == (45, 0)
 
 
-async def test_chunks_wait_for_the_commit_in_some_400_bytes_each() -> None:
-    """Beside what a session remembers of them without statistics."""
-    count = 500
-
-    async def peak(*, keep: bool) -> int:
-        async with Repository.create(memory_url()) as repository:
-            await repository.keep_statistics(enabled=keep)
-            session = await repository.writable_session("main")
-            array = await za.create_array(
-                session.store, name="a", shape=(count,), chunks=(1,), dtype="i4", compressors=None
-            )
-            await array.setitem(slice(0, 100), 7)  # imports modules
-            tracemalloc.start()
-            try:
-                await array.setitem(slice(None), np.arange(count, dtype="i4") + 1)
-                return tracemalloc.get_traced_memory()[0]
-            finally:
-                tracemalloc.stop()
-
-    assert await peak(keep=True) - await peak(keep=False) < 600 * count
+async def test_chunks_wait_for_the_commit_in_some_400_bytes_each(keeping: Repository) -> None:
+    """They are gone with the commit."""
+    count = 300
+    session = await keeping.writable_session("main")
+    array = await za.create_array(
+        session.store, name="a", shape=(count,), chunks=(1,), dtype="i4", compressors=None
+    )
+    tracemalloc.start()
+    try:
+        await array.setitem(slice(None), np.arange(count, dtype="i4") + 1)
+        recorder = session.workspace.recorder
+        assert isinstance(recorder, WrittenChunks)
+        before, _ = tracemalloc.get_traced_memory()
+        assert sum(map(len, recorder._pending.values())) == count
+        recorder._pending.clear()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 100 * count < before - after < 500 * count
 
 
 @pytest.mark.parametrize("change", ["shift", "move"])
