@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import anyio
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.html import POLICY
 from icechunk_async._runtime.text import printable
 from icechunk_async.errors import IcechunkError, InvalidInputError
 from icechunk_async.gateway.access import Grants
-from icechunk_async.gateway.contents import Contents
+from icechunk_async.gateway.contents import PAGE_TYPE, Contents
 from icechunk_async.gateway.replies import FOREVER, Cors, Reply, joined, sentence_reply, status_of
 from icechunk_async.gateway.requests import (
     METHODS,
+    PAGE,
     BadRequest,
     headers_of,
     is_unchanged,
@@ -314,13 +316,21 @@ class Gateway:
         if contents is None:
             raise BadRequest(503, "The repository is not open.", {"Retry-After": "1"})
         if target.ref is None:
-            raise BadRequest(404, "There is nothing here. Paths begin with '/@branch.main/'.")
+            return await _representation(await contents.index(), headers, self._scope, entry)
         session = await contents.session(target.ref)
         if session is None:
             raise BadRequest(404, f"There is no {target.ref.kind} {target.ref.name[:100]!r}.")
         entry.snapshot = str(session.snapshot_id)
         common = self._common_headers(target, session)
-        found = await contents.find(session, target.key)
+        if target.key == "" and not target.has_slash:
+            place = {"Location": f"./{target.ref.segment}/"}  # links of the page are relative
+            return Reply(307, common | place), b""
+        is_page = target.key in {"", PAGE}
+        found = (
+            await contents.page(session, target.ref)
+            if is_page
+            else await contents.find(session, target.key)
+        )
         if found is None:
             reply = sentence_reply(404, f"There is nothing at this path of {str(target.ref)!r}.")
             return replace(reply, headers={**reply.headers, **common}), reply.body
@@ -329,12 +339,17 @@ class Gateway:
     def _common_headers(self, target: Target, session: Session) -> dict[str, str]:
         """Return the headers of all replies about a snapshot."""
         assert target.ref is not None
-        scope = "public" if self._grants.are_public else "private"
-        lasting = f"{scope}, {FOREVER if target.ref.is_fixed else 'no-cache'}"
-        found = {"Cache-Control": lasting, "Icechunk-Snapshot": str(session.snapshot_id)}
-        if not self._grants.are_public:
-            found["Vary"] = "Authorization"
+        found = {**self._scope, "Icechunk-Snapshot": str(session.snapshot_id)}
+        if target.ref.is_fixed and target.key not in {"", PAGE}:
+            found["Cache-Control"] = found["Cache-Control"].replace("no-cache", FOREVER)
         return found
+
+    @property
+    def _scope(self) -> dict[str, str]:
+        """The headers about caches of what may change."""
+        if self._grants.are_public:
+            return {"Cache-Control": "public, no-cache"}
+        return {"Cache-Control": "private, no-cache", "Vary": "Authorization"}
 
     async def _send(self, send: Send, reply: Reply, body: bytes, entry: _Entry) -> None:
         """Send a reply; one whose client takes too long is given up half-way.
@@ -407,6 +422,8 @@ async def _representation(
     if is_unchanged(headers, found.etag):
         return Reply(304, given), b""
     given["Content-Type"] = found.media_type
+    if found.media_type == PAGE_TYPE:
+        given["Content-Security-Policy"] = POLICY
     wanted = parse_range(headers, found.etag) if entry.method == "GET" else None
     start, stop = slice_range(wanted, size)
     if wanted is not None and start == stop:

@@ -22,17 +22,18 @@ from icechunk_async.errors import InvalidStoreKeyError, NotFoundError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.paths import ancestors
+from icechunk_async.gateway.requests import Ref
 from icechunk_async.zarr.keys import ChunkKey, MetadataKey, parse_key
 
 if TYPE_CHECKING:
     from icechunk_async import Repository, Session
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
-    from icechunk_async.gateway.requests import Ref
 
-__all__ = ["CHUNK", "DOCUMENT", "Contents", "Found", "consolidated_document"]
+__all__ = ["CHUNK", "DOCUMENT", "PAGE_TYPE", "Contents", "Found", "consolidated_document"]
 
 DOCUMENT: Final = "application/json"
+PAGE_TYPE: Final = "text/html; charset=utf-8"
 CHUNK: Final = "application/octet-stream"
 _SESSIONS: Final = 64
 _REFS: Final = 1024
@@ -135,6 +136,37 @@ class Contents:
         self._targets.put(ref, (began + self._refresh_us, found), 1)
         return found
 
+    async def page(self, session: Session, ref: Ref) -> Found:
+        """Return the page of a snapshot, for people.
+
+        Cost: see `snapshot_page`; none for a page that was made lately.
+        """
+        key = session.snapshot_id, f"@{ref}"  # no path of a node begins so
+
+        async def make() -> Found:
+            from icechunk_async.gateway.page import snapshot_page  # noqa: PLC0415 -- rarely used
+
+            text = await snapshot_page(self.repository, session, ref, lambda it: f"../@{it}/")
+            return self._keep(key, text.encode(), PAGE_TYPE)
+
+        return self._documents.get(key) or await self._joining.run(key, make)
+
+    async def index(self) -> Found:
+        """Return the page above all refs. Cost: one request each for branches and tags."""
+        from icechunk_async.gateway.page import index_page  # noqa: PLC0415 -- rarely used
+
+        branches = await self.repository.branches()
+        tags = await self.repository.tags()
+        kinds = [*(Ref("branch", it) for it in branches), *(Ref("tag", it) for it in tags)]
+        refs = {str(it): f"./{it.segment}/" for it in kinds}
+        data = index_page("Icechunk repository", branches, tags, refs).encode()
+        return Found(len(data), PAGE_TYPE, _etag(data), data)
+
+    def _keep(self, key: tuple[SnapshotId, str], data: bytes, media_type: str) -> Found:
+        found = Found(len(data), media_type, _etag(data), data)
+        self._documents.put(key, found, len(data))
+        return found
+
     async def find(self, session: Session, key: str) -> Found | None:
         """Return a document or a chunk; None if there is nothing.
 
@@ -174,9 +206,7 @@ class Contents:
         async def join() -> Found:
             # Parsing thousands of documents would keep all other readers waiting.
             data = await anyio.to_thread.run_sync(consolidated_document, workspace, path)
-            found = Found(len(data), DOCUMENT, _etag(data), data)
-            self._documents.put(key, found, len(data))
-            return found
+            return self._keep(key, data, DOCUMENT)
 
         return await self._joining.run(key, join)
 

@@ -93,7 +93,9 @@ class Target:
     ref: Ref | None
     """None for the root, above all refs."""
     key: str
-    """The key below the ref, decoded; empty for the ref itself, with a slash at the end or not."""
+    """The key below the ref, decoded; empty for the ref itself."""
+    has_slash: bool = True
+    """Whether a ref alone has a slash after it."""
 
     @property
     def path(self) -> str:
@@ -110,7 +112,9 @@ class Target:
     def canonical(self) -> str:
         """The target, quoted."""
         if self.ref is None:
-            return "/"
+            return f"/{self.key}"
+        if not self.has_slash:
+            return f"/{self.ref.segment}"
         return f"/{self.ref.segment}/{quote(self.key, safe=_LITERAL + '/')}"
 
 
@@ -183,7 +187,8 @@ def parse_target(raw: bytes) -> Target:
         below = below[:-1]
         if below:
             return Target(ref, "/".join(_checked(below)) + "/")
-    return Target(ref, "/".join(_checked(below)))
+        return Target(ref, "")
+    return Target(ref, "/".join(_checked(below)), has_slash=bool(below))
 
 
 def parse_ref(text: str) -> Ref | None:

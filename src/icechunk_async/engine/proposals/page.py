@@ -1,18 +1,17 @@
 """The page of a proposal: one HTML file without script, for light and dark screens.
 
 Everything in it was written by others: names, messages, attributes, values. All of it goes through
-`_text`, and the page forbids scripts and requests to itself.
+`literal`, and the page forbids scripts and requests to itself.
 """
 
 from __future__ import annotations
 
-import html
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.text import printable
+from icechunk_async._runtime.html import document, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,68 +27,23 @@ if TYPE_CHECKING:
 
 __all__ = ["render"]
 
-_POLICY: Final = (
-    '<meta http-equiv="Content-Security-Policy" '
-    "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-)
-_FIELD: Final = 12
-_GAP: Final = 1
-_MOST_DRAWN: Final = 100
-"""Arrays with maps."""
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1d2329; --quiet: #5d6872; --paper: #ffffff;
-  --panel: #f3f5f7; --line: #d5dbe1; --good: #1a7f37; --bad: #b42318; --none: #e6eaee;
-  --chunk: 9, 105, 218; --up: 191, 77, 0; --down: 9, 105, 218; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --quiet: #9aa6b1; --paper: #12161a;
-  --panel: #1b2127; --line: #37414b; --good: #4ac26b; --bad: #ff7b72; --none: #262e36;
-  --chunk: 88, 166, 255; --up: 255, 166, 87; --down: 88, 166, 255; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 62rem; margin: 0 auto; padding: 1.5rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; overflow-wrap: anywhere; margin-bottom: 0.3rem; }
-h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 1.6rem 0 0.3rem; overflow-wrap: anywhere; }
-code, td, pre { font-family: ui-monospace, monospace; font-size: 0.88rem; overflow-wrap: anywhere; }
-pre { white-space: pre-wrap; background: var(--panel); padding: 0.7rem; margin: 0.3rem 0; }
-.quiet { color: var(--quiet); } .good { color: var(--good); } .bad { color: var(--bad); }
-.state { border: 1px solid currentColor; border-radius: 1rem; padding: 0 0.7rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; } th { text-align: left; font-weight: 600; }
-th, td { padding: 0.2rem 1.2rem 0.2rem 0; vertical-align: top;
-  border-bottom: 1px solid var(--line); }
-table.checks { width: 100%; } table.checks > tbody > tr > :last-child { padding-right: 0; }
-td.has { border-bottom: none; }
-td pre { max-height: 16rem; overflow-y: auto; } td.short { white-space: nowrap; }
+_MAPS: Final = """
 .maps { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0.6rem 0; }
 figcaption { color: var(--quiet); font-size: 0.85rem; max-width: 24rem; }
 svg { display: block; max-width: 100%; height: auto; }
 .none { fill: var(--none); } .chunk { fill: rgb(var(--chunk)); } .up { fill: rgb(var(--up)); }
 .down { fill: rgb(var(--down)); }
 """
+_FIELD: Final = 12
+_GAP: Final = 1
+_MOST_DRAWN: Final = 100
+"""Arrays with maps."""
 
 
 def render(record: ProposalRecord) -> str:
     """Return the page of a proposal in its present state."""
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            _POLICY,
-            f"<title>{_text(record.title)}</title>",
-            f"<style>{_STYLE}</style></head><body>",
-            *_head(record),
-            *_checks(record),
-            *_nodes(record),
-            *_arrays(record),
-            "</body></html>",
-            "",
-        ]
-    )
-
-
-def _text(text: object) -> str:
-    """Return text that a browser shows literally, and that cannot reorder its surroundings."""
-    return html.escape(printable(str(text), keep="\n"))
+    body = [*_head(record), *_checks(record), *_nodes(record), *_arrays(record)]
+    return document(record.title, body, style=_MAPS)
 
 
 def _json(value: JSON) -> str:
@@ -103,15 +57,15 @@ def _time(microseconds: int) -> str:
 def _head(record: ProposalRecord) -> Iterator[str]:
     kind = {"accepted": "good", "closed": "bad"}.get(record.state.value, "quiet")
     candidate = record.candidate
-    yield f"<h1>{_text(record.title)}</h1>"
+    yield f"<h1>{literal(record.title)}</h1>"
     yield (
-        f'<p><span class="state {kind}">{_text(record.state.value)}</span> '
-        f"<code>{_text(record.source_ref)}</code> into <code>{_text(record.into)}</code></p>"
+        f'<p><span class="state {kind}">{literal(record.state.value)}</span> '
+        f"<code>{literal(record.source_ref)}</code> into <code>{literal(record.into)}</code></p>"
     )
     if record.message and record.message != record.title:
-        yield f"<pre>{_text(record.message)}</pre>"
+        yield f"<pre>{literal(record.message)}</pre>"
     if record.reason:
-        yield f"<p>Closed: {_text(record.reason)}</p>"
+        yield f"<p>Closed: {literal(record.reason)}</p>"
     rows = [
         ("Proposal", record.id),
         ("Proposed at", _time(record.created_us)),
@@ -121,7 +75,7 @@ def _head(record: ProposalRecord) -> Iterator[str]:
         ("Merged state", candidate.snapshot_id),
         *((f"Property {name}", _json(value)) for name, value in record.metadata.items()),
     ]
-    cells = (f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
+    cells = (f"<tr><th>{literal(name)}</th><td>{literal(value)}</td></tr>" for name, value in rows)
     yield '<div class="wide"><table>' + "".join(cells) + "</table></div>"
     yield (
         '<p class="quiet">Checks run on the merged state, and that very snapshot is published when '
@@ -144,17 +98,17 @@ def _checks(record: ProposalRecord) -> Iterator[str]:
 
 def _check(name: str, result: CheckResult | None) -> str:
     if result is None:
-        return f'<tr><td>{_text(name)}</td><td class="short bad">not run</td></tr>'
+        return f'<tr><td>{literal(name)}</td><td class="short bad">not run</td></tr>'
     kind = "good" if result.passed else "bad"
     has = ' class="has"' if result.detail else ""
     row = (
-        f"<tr><td{has}>{_text(name)}<br>"
+        f"<tr><td{has}>{literal(name)}<br>"
         f'<span class="quiet">{result.seconds:.3f} s, until {_time(result.at_us)}</span></td>'
-        f'<td class="short {kind}{" has" if has else ""}">{_text(result.outcome)}</td></tr>'
+        f'<td class="short {kind}{" has" if has else ""}">{literal(result.outcome)}</td></tr>'
     )
     if not result.detail:
         return row
-    return f'{row}<tr><td colspan="2"><pre>{_text(result.detail)}</pre></td></tr>'
+    return f'{row}<tr><td colspan="2"><pre>{literal(result.detail)}</pre></td></tr>'
 
 
 def _nodes(record: ProposalRecord) -> Iterator[str]:
@@ -172,21 +126,21 @@ def _nodes(record: ProposalRecord) -> Iterator[str]:
 
 
 def _node(node: NodeReview) -> str:
-    where = _text(node.path)
+    where = literal(node.path)
     if node.previous_path is not None:
-        where = f"{_text(node.previous_path)} &rarr; {where}"
+        where = f"{literal(node.previous_path)} &rarr; {where}"
     keys = "".join(
-        f"<br>{_text(it.key)}: {_value(it.before)} &rarr; {_value(it.after)}" for it in node.keys
+        f"<br>{literal(it.key)}: {_value(it.before)} &rarr; {_value(it.after)}" for it in node.keys
     )
     kind = "array" if node.is_array else "group"
     return (
-        f'<tr><td class="short">{_text(node.kind)}</td><td class="short">{kind}</td>'
+        f'<tr><td class="short">{literal(node.kind)}</td><td class="short">{kind}</td>'
         f"<td>{where}{keys}</td></tr>"
     )
 
 
 def _value(value: str | None) -> str:
-    return '<span class="quiet">none</span>' if value is None else _text(value)
+    return '<span class="quiet">none</span>' if value is None else literal(value)
 
 
 def _arrays(record: ProposalRecord) -> Iterator[str]:
@@ -202,13 +156,13 @@ def _arrays(record: ProposalRecord) -> Iterator[str]:
 
 
 def _array(array: ArrayReview) -> Iterator[str]:
-    yield f"<h3>{_text(array.path)}</h3>"
+    yield f"<h3>{literal(array.path)}</h3>"
     yield (
         f"<p>Chunks: {array.added:,} added, {array.changed:,} changed, {array.removed:,} removed."
         f"{_values(array)}</p>"
     )
     if array.note:
-        yield f'<p class="quiet">{_text(array.note)}</p>'
+        yield f'<p class="quiet">{literal(array.note)}</p>'
     pictures: list[str] = []
     if array.chunks is not None:
         pictures.append(_picture(array.chunks, "Number of chunks that changed", "chunks", "chunk"))
@@ -222,8 +176,8 @@ def _array(array: ArrayReview) -> Iterator[str]:
         for cell in array.first:
             index = ", ".join(map(str, cell.index))
             yield (
-                f'<tr><td class="short">[{_text(index)}]</td><td>{_text(cell.before)}</td>'
-                f"<td>{_text(cell.after)}</td></tr>"
+                f'<tr><td class="short">[{literal(index)}]</td><td>{literal(cell.before)}</td>'
+                f"<td>{literal(cell.after)}</td></tr>"
             )
         yield "</table></div>"
 

