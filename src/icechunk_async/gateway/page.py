@@ -11,11 +11,11 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 import numpy as np
-from zarr.api.asynchronous import open_array
+from zarr.api.asynchronous import open_array  # pyright: ignore[reportUnknownVariableType]
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.html import document, literal
@@ -75,7 +75,7 @@ class Slice:
 
 @dataclass(slots=True)
 class _Page:
-    """What a page of a snapshot shows."""
+    """The contents of a page of a snapshot."""
 
     ref: Ref
     info: SnapshotInfo | None
@@ -105,7 +105,7 @@ def index_page(
     for kind, heading, found in (("branch", "Branches", branches), ("tag", "Tags", tags)):
         body.append(f"<h2>{heading}</h2>")
         if not found:
-            body.append("<p>There are none.</p>")
+            body.append("<p>No names yet.</p>")
             continue
         rows = (
             f'<tr><td><a href="{literal(refs[f"{kind}.{name}"])}">{literal(name)}</a></td>'
@@ -148,7 +148,7 @@ async def snapshot_page(repository: Repository, session: Session, ref: Ref, link
 
 
 async def _diff(repository: Repository, info: SnapshotInfo) -> Diff | None:
-    """Return what the snapshot changed; None for the first one, or if the log is gone."""
+    """Return the changes of the snapshot; None for the first one, or if the log is gone."""
     if info.parent_id is None:
         return None
     try:
@@ -176,7 +176,12 @@ def _document(node: Node) -> dict[str, Any]:
         found = json.loads(node.user_data)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _member(value: object, name: str) -> Any:
+    """Return a member of a JSON object; None of another value, or if it is not there."""
+    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
 
 
 async def _draw(session: Session, node: Node) -> Slice:
@@ -203,14 +208,13 @@ async def _draw(session: Session, node: Node) -> Slice:
         return Slice(node.path, f"[{where}] has no finite value.")
     low, high = float(finite.min()), float(finite.max())
     every = "" if step == 1 else f", every {step}th cell"
-    units = _document(node).get("attributes", {})
-    unit = units.get("units") if isinstance(units, dict) else None
+    unit = _member(_document(node).get("attributes"), "units")
     caption = f"[{where}]{every}" + (f", in {unit}" if isinstance(unit, str) else "")
     return Slice(node.path, caption, _png(_coloured(values, low, high)), low, high)
 
 
 def _window(shape: tuple[int, ...], chunks: list[int]) -> tuple[int, ...]:
-    """Return how much of the last axes to read: all, unless that is many cells or chunks."""
+    """Return the number of cells to read along the last axes: all, or few chunks."""
     window = list(shape[-2:])
     sizes = chunks[-2:]
 
@@ -319,9 +323,9 @@ def _array_cells(node: Node) -> str:
     ]
     found = _document(node)
     kind = found.get("data_type")
-    kind = kind if isinstance(kind, str) else (kind or {}).get("name", "")
+    kind = kind if isinstance(kind, str) else _member(kind, "name")
     grid = " &times; ".join(f"{it:,}" for it in node.array.grid) or "1"
-    return f"<td>{', '.join(axes) or 'one cell'}</td><td>{literal(kind)}</td><td>{grid}</td>"
+    return f"<td>{', '.join(axes) or 'one cell'}</td><td>{literal(kind or '')}</td><td>{grid}</td>"
 
 
 def _slices(page: _Page) -> Iterator[str]:
