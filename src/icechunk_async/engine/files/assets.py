@@ -236,6 +236,10 @@ class Assets:
         check_id(key, log.id, snapshot_id)
         return log
 
+    def known_log(self, snapshot_id: SnapshotId) -> TransactionLog | None:
+        """Return a log that was stored, or read to compare commits, if it is in memory."""
+        return self.recent.logs.get(snapshot_id) or self.recent.compared.get(snapshot_id)
+
     async def log_of_commit(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return a log as `transaction_log` does, or as this process stored it a short time ago."""
         return self.recent.logs.get(snapshot_id) or await self.transaction_log(snapshot_id)

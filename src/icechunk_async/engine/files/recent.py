@@ -32,10 +32,12 @@ class RecentFiles:
     def __init__(self) -> None:
         """Begin empty."""
         self.logs: WeightedCache[SnapshotId, TransactionLog] = WeightedCache(_LOGS_BYTES)
+        self.compared: WeightedCache[SnapshotId, TransactionLog] = WeightedCache(_LOGS_BYTES)
+        """Logs that were read for a difference of commits; who rebases reads them anew."""
         self.snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(_NODES)
 
-    def keep_log(self, log: TransactionLog) -> None:
-        """Keep a transaction log if it is short."""
+    def keep_log(self, log: TransactionLog, *, compared: bool = False) -> None:
+        """Keep a short transaction log, that was stored or that was read to compare commits."""
         nodes = sum(
             map(
                 len,
@@ -54,7 +56,7 @@ class RecentFiles:
         coords = sum(it.nbytes for it in log.updated_chunks.values())
         size_bytes = _BYTES_PER_LOG + _BYTES_PER_NODE * nodes + coords
         if size_bytes <= _LOG_BYTES:
-            self.logs.put(log.id, log, size_bytes)
+            (self.compared if compared else self.logs).put(log.id, log, size_bytes)
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot."""

@@ -129,7 +129,7 @@ async def diff_snapshots(
         assets, path[::-1], need_pruned=need_pruned, own_from_memory=not need_pruned
     )
     for log in logs:
-        assets.recent.keep_log(log)  # for the next question about the same commits
+        assets.recent.keep_log(log, compared=True)  # for the next question about the same commits
     return _joined(logs, before, after)
 
 
@@ -143,7 +143,7 @@ def diff_in_memory(
     logs: list[TransactionLog] = []
     at = end
     while at != start:
-        info, log = history.known_snapshot(at), assets.recent.logs.get(at)
+        info, log = history.known_snapshot(at), assets.known_log(at)
         if info is None or info.parent_id is None or info.pruned_ancestor_logs or log is None:
             return None
         if len(logs) == _MOST_KNOWN:
