@@ -512,7 +512,8 @@ class Repository:
         *,
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
-        as_of: datetime | None = None,
+        ref: SnapshotId | str | None = None,
+        as_of: datetime | timedelta | str | None = None,
     ) -> Session:
         """Begin a session that reads one snapshot, unaffected by later commits.
 
@@ -521,18 +522,30 @@ class Repository:
             tag: read its snapshot.
             snapshot_id: read this snapshot. It may be outside of the history, until it is collected
                 as garbage: that of a commit that failed, or one that expired.
-            as_of: with a branch: read what was its tip at this time, by the writers' clocks. Format
+            ref: read any of these: a branch, a tag or an id, looked for in this order, the first
+                letters of an id, four or more, or steps back such as ``main~2``. With ``as_of`` it
+                is a branch.
+            as_of: with a branch: read what was its tip at this time, by the writers' clocks: an
+                aware `datetime`, an ISO 8601 text (UTC unless it has an offset), or a `timedelta`
+                before now. Format
                 2 tells from the operations log, also after a reset, an amendment or an expiration;
                 format 1 searches the history that the branch has now.
 
         Raises:
             BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist, or what
-                was the tip then was dropped from the history.
+                was the tip then was dropped from the history. The message says if there is
+                something of another kind with the name.
+            NotFoundError: ``ref`` names nothing.
             InvalidInputError: more than one was named, or ``as_of`` without a branch.
 
         Cost: one request for the branch or tag, one for the snapshot unless it is cached. In
         format 2 ``as_of`` costs one more for each ``num_updates_per_repo_info_file`` changes since.
         """
+        if ref is not None and as_of is not None:
+            refuse_two(branch, tag, snapshot_id)
+            branch = str(ref)
+        elif ref is not None:
+            snapshot_id = await find_named(self._engine, branch, tag, snapshot_id, ref)
         base = await self._engine.load(branch, tag, snapshot_id, as_of)
         return self._session(base, None, SessionMode.READONLY)
 
@@ -1020,12 +1033,14 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
+        ref: SnapshotId | str | None = None,
     ) -> AsyncIterator[SnapshotInfo]:
         """Iterate over snapshots, from the one named back to the first.
 
-        At most one argument is given; ``main`` if none is.
+        At most one argument is given; ``main`` if none is. ``ref`` takes any, see
+        `readonly_session`.
         """
-        start = await self._engine.resolve(branch, tag, snapshot_id)
+        start = await find_named(self._engine, branch, tag, snapshot_id, ref)
         async for info in self._engine.history.ancestry(start):
             yield info
 
@@ -1035,16 +1050,18 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
+        ref: SnapshotId | str | None = None,
         plain: bool = False,
     ) -> AncestryGraph:
         """Draw history: text when printed, SVG in a notebook.
 
-        At most one of the first three arguments is given. If none is, all branches are drawn.
+        At most one of the first four arguments is given. If none is, all branches are drawn.
 
         Args:
             branch: draw its ancestry.
             tag: draw its ancestry.
             snapshot_id: draw its ancestry.
+            ref: draw the ancestry of any of these, see `readonly_session`.
             plain: draw without colours.
 
         Raises:
@@ -1055,8 +1072,8 @@ class Repository:
         from icechunk_async.engine.history.graph import draw  # noqa: PLC0415 -- slow to import
 
         start = None
-        if not (branch is tag is snapshot_id is None):
-            start = await self._engine.resolve(branch, tag, snapshot_id)
+        if not (branch is tag is snapshot_id is ref is None):
+            start = await find_named(self._engine, branch, tag, snapshot_id, ref)
         return await draw(self._engine.history, start, plain=plain)
 
     async def diff(
@@ -1065,13 +1082,16 @@ class Repository:
         from_branch: str | None = None,
         from_tag: str | None = None,
         from_snapshot_id: SnapshotId | str | None = None,
+        from_ref: SnapshotId | str | None = None,
         to_branch: str | None = None,
         to_tag: str | None = None,
         to_snapshot_id: SnapshotId | str | None = None,
+        to_ref: SnapshotId | str | None = None,
     ) -> Diff:
         """Return the nodes and chunks that the commits after one snapshot up to another touched.
 
-        One argument names the older snapshot, one the newer.
+        One argument names the older snapshot, one the newer; ``from_ref`` and ``to_ref`` take any
+        ref, see `readonly_session`.
 
         Raises:
             InvalidInputError: the older is not an ancestor of the newer.
@@ -1080,8 +1100,8 @@ class Repository:
 
         engine = self._engine
         start, end = await gather(
-            engine.resolve(from_branch, from_tag, from_snapshot_id, default=None),
-            engine.resolve(to_branch, to_tag, to_snapshot_id, default=None),
+            find_named(engine, from_branch, from_tag, from_snapshot_id, from_ref, default=None),
+            find_named(engine, to_branch, to_tag, to_snapshot_id, to_ref, default=None),
         )
         return await diff_snapshots(engine.history, engine.assets, start, end)
 
@@ -2250,7 +2270,7 @@ class Repository:
 
     async def expire_snapshots(
         self,
-        older_than: datetime,
+        older_than: datetime | timedelta | str,
         *,
         delete_expired_branches: bool = False,
         delete_expired_tags: bool = False,
@@ -2289,12 +2309,13 @@ class Repository:
         """
         from icechunk_async.engine.upkeep.collect import expire_snapshots  # noqa: PLC0415 -- slow to import
 
-        rule = Expiration(clock.to_us(older_than), delete_expired_branches, delete_expired_tags)
+        before = clock.given_time(older_than, "older_than")
+        rule = Expiration(clock.to_us(before), delete_expired_branches, delete_expired_tags)
         return await expire_snapshots(self._engine, rule, dry_run=dry_run)
 
     async def garbage_collect(
         self,
-        delete_object_older_than: datetime,
+        delete_object_older_than: datetime | timedelta | str,
         *,
         dry_run: bool = False,
         max_snapshots_in_memory: int = _LIMITS.snapshots,
@@ -2345,7 +2366,7 @@ class Repository:
 
         return await collect_garbage(
             self._engine,
-            delete_object_older_than,
+            clock.given_time(delete_object_older_than, "delete_object_older_than"),
             dry_run=dry_run,
             limits=Limits(
                 max_snapshots_in_memory,
@@ -2840,6 +2861,35 @@ def _request(
     authorized: Mapping[str, VirtualAccess] | None = None,
 ) -> Request:
     return Request(location, dict(storage_options or {}), config, dict(authorized or {}))
+
+
+def refuse_two(*names: object) -> None:
+    """Raise `InvalidInputError` for names that are given beside a ref."""
+    if any(it is not None for it in names):
+        raise InvalidInputError(
+            "A ref takes the place of a branch, a tag and a snapshot id. Give one of them."
+        )
+
+
+async def find_named(
+    engine: Engine,
+    branch: str | None,
+    tag: str | None,
+    snapshot_id: SnapshotId | str | None,
+    ref: SnapshotId | str | None,
+    *,
+    default: str | None = "main",
+) -> SnapshotId:
+    """Return the snapshot that a branch, a tag, an id, or a ref, which may be any, names now.
+
+    ``default`` is the branch if none of them is given; None: then refuse.
+    """
+    if ref is None:
+        return await engine.resolve(branch, tag, snapshot_id, default=default)
+    from icechunk_async.engine.versions.naming import find_ref  # noqa: PLC0415 -- loaded when it is used
+
+    refuse_two(branch, tag, snapshot_id)
+    return await find_ref(engine, ref)
 
 
 class Lifetime:

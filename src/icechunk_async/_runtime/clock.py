@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from icechunk_async.errors import InvalidInputError, WrongTypeError
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -17,6 +19,7 @@ __all__ = [
     "Ticker",
     "elapsed_us",
     "from_us",
+    "given_time",
     "now_us",
     "random_bytes",
     "to_us",
@@ -99,6 +102,34 @@ def to_us(moment: datetime) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def given_time(moment: datetime | timedelta | str, name: str) -> datetime:
+    """Return a time that a user gave: an ISO 8601 text, or how long ago it was, as well.
+
+    A text without an offset is taken as UTC, a `datetime` without a zone is returned unchanged.
+
+    Raises:
+        InvalidInputError: the text is no time, or it is longer ago than the calendar reaches.
+        WrongTypeError: it is of another type.
+    """
+    if isinstance(moment, datetime):
+        return moment
+    if isinstance(moment, timedelta):
+        try:
+            return from_us(now_us()) - moment
+        except OverflowError:
+            raise InvalidInputError(
+                f"{name} is {moment.days} days ago, longer than the calendar reaches."
+            ) from None
+    forms = "a datetime with a zone, a timedelta before now, or a text such as '2026-01-31T12:00Z'"
+    if not isinstance(moment, str):
+        raise WrongTypeError(f"{name} must be {forms}, not {moment!r}.")
+    try:
+        found = datetime.fromisoformat(moment)
+    except ValueError:
+        raise InvalidInputError(f"{name} is {moment!r}, which is no time; give {forms}.") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def uniform() -> float:

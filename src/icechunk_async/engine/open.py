@@ -31,7 +31,15 @@ from icechunk_async.engine.history.way import HistorySettings, Known
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.virtual.chunks import open_virtual
-from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError, UnsafeStorageError
+from icechunk_async.errors import (
+    BranchNotFoundError,
+    IcechunkError,
+    InvalidInputError,
+    NotFoundError,
+    SnapshotNotFoundError,
+    TagNotFoundError,
+    UnsafeStorageError,
+)
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.manifest.writing import LocationDictionary
@@ -43,7 +51,7 @@ from icechunk_async.storage.policies.stack import with_policies, with_retries
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.engine.files.layout import Layout
@@ -72,6 +80,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_ID_LETTERS: Final = 20
+"""Of a snapshot id."""
 _NUMBERED: Final = (
     "A repository that replaces no object can be created there: layout='format-2-numbered'."
 )
@@ -224,6 +234,8 @@ class Engine:
 
         Raises:
             InvalidInputError: several are given, or none.
+            BranchNotFoundError, TagNotFoundError: there is no such branch or tag; the message
+                tells if something of another kind has the name.
         """
         given = [it for it in (branch, tag, snapshot_id) if it is not None]
         if len(given) > 1 or (not given and default is None):
@@ -232,17 +244,55 @@ class Engine:
                 + (", not several." if given else ".")
             )
         if tag is not None:
-            return await self.history.tag_target(tag)
+            try:
+                return await self.history.tag_target(tag)
+            except TagNotFoundError as error:
+                raise await self._of_other_kind(error, tag) from None
         if snapshot_id is not None:
-            return as_snapshot_id(snapshot_id)
-        return await self.history.branch_tip(branch if branch is not None else default or "")
+            try:
+                return as_snapshot_id(snapshot_id)
+            except InvalidInputError as error:
+                raise await self._of_other_kind(error, str(snapshot_id)) from None
+        name = branch if branch is not None else default or ""
+        try:
+            return await self.history.branch_tip(name)
+        except BranchNotFoundError as error:
+            raise await self._of_other_kind(error, name) from None
+
+    async def _of_other_kind[E: IcechunkError](self, error: E, name: str) -> E:
+        """Return the error about a name, with what else is called so; costs up to two requests."""
+        for kind, known, look_up in (
+            ("tag", TagNotFoundError, self.history.tag_target),
+            ("branch", BranchNotFoundError, self.history.branch_tip),
+        ):
+            if not isinstance(error, known):
+                try:
+                    await look_up(name)
+                except IcechunkError:
+                    continue
+                return type(error)(
+                    f"{error.message} There is a {kind} {name!r}: give it as {kind}={name!r} or "
+                    f"ref={name!r}.",
+                    **error.context,
+                )
+        if isinstance(error, NotFoundError) and len(name) == _ID_LETTERS:
+            try:
+                shown = SnapshotId.parse(name)
+            except InvalidInputError:
+                return error
+            return type(error)(
+                f"{error.message} It looks like a snapshot id: give it as snapshot_id='{shown}' or "
+                f"ref='{shown}'.",
+                **error.context,
+            )
+        return error
 
     async def load(
         self,
         branch: str | None,
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
-        as_of: datetime | None = None,
+        as_of: datetime | timedelta | str | None = None,
     ) -> Snapshot:
         """Load the snapshot that a session begins at; see `Repository.readonly_session`."""
         if as_of is not None:
@@ -250,7 +300,11 @@ class Engine:
                 raise InvalidInputError(
                     "as_of goes with a branch; a tag or a snapshot id names one moment already."
                 )
-            past = await self.history.tip_at(branch or "", clock.to_us(as_of))
+            moment_us = clock.to_us(clock.given_time(as_of, "as_of"))
+            try:
+                past = await self.history.tip_at(branch or "", moment_us)
+            except BranchNotFoundError as error:
+                raise await self._of_other_kind(error, branch or "") from None
             return await self.assets.snapshot(past)
         if snapshot_id is not None:
             target = await self.resolve(branch, tag, snapshot_id)

@@ -20,6 +20,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.operations_log import Availability
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.repository import RepoStatus as NativeStatus
+from icechunk_async.repository import find_named
 from icechunk_async.session import Session as NativeSession
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
@@ -411,7 +412,8 @@ class Repository(Displayed):
         *,
         tag: str | None = None,
         snapshot_id: str | None = None,
-        as_of: datetime | None = None,
+        ref: str | None = None,
+        as_of: datetime | timedelta | str | None = None,
     ) -> Session:
         """Begin a session that reads one snapshot, unchanged by later commits.
 
@@ -419,7 +421,10 @@ class Repository(Displayed):
             branch: read the tip of this branch.
             tag: read the snapshot of this tag.
             snapshot_id: read this snapshot.
-            as_of: with a branch: read the tip of that time, by the clocks of the writers.
+            ref: read any of these: a branch, a tag or an id, looked for in this order, the first
+                letters of an id, or steps back such as `main~2`; with `as_of` a branch.
+            as_of: with a branch: read the tip of that time, by the clocks of the writers. An
+                aware datetime, an ISO 8601 text, or a timedelta before now.
 
         Raises:
             RefNotFoundError, SnapshotNotFoundError: there is no such branch, tag or snapshot.
@@ -427,9 +432,11 @@ class Repository(Displayed):
         """
         if as_of is not None:
             check_aware(as_of, "as_of")
-        check_one(branch, tag, snapshot_id)
+        check_one(branch, tag, snapshot_id, ref)
         return await self._begin(
-            lambda it: it.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+            lambda it: it.readonly_session(
+                branch, tag=tag, snapshot_id=snapshot_id, ref=ref, as_of=as_of
+            )
         )
 
     @twin_of(AsyncRepository.writable_session)
@@ -596,25 +603,35 @@ class Repository(Displayed):
     # History
 
     def ancestry(
-        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        ref: str | None = None,
     ) -> Iterator[SnapshotInfo]:
         """Iterate over snapshots, from the one named back to the first.
 
-        Exactly one of the arguments is given.
+        Exactly one of the arguments is given; `ref` takes any, see `readonly_session`.
 
         Raises:
             RefNotFoundError, SnapshotNotFoundError: there is no such branch, tag or snapshot.
         """
-        return self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id).begun()
+        return self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id, ref=ref).begun()
 
     def async_ancestry(
-        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        ref: str | None = None,
     ) -> AsyncCloseableIterator[SnapshotInfo]:
         """Iterate as `ancestry` does, in `async for` as well."""
-        check_one(branch, tag, snapshot_id)
+        check_one(branch, tag, snapshot_id, ref)
 
         async def pages(it: AsyncRepository) -> AsyncIterator[Sequence[NativeInfo]]:
-            start = await it.engine.resolve(branch, tag, snapshot_id)
+            start = await find_named(it.engine, branch, tag, snapshot_id, ref)
             async for page in it.engine.history.ancestry_pages(start):
                 yield page
 
@@ -651,20 +668,24 @@ class Repository(Displayed):
         from_branch: str | None = None,
         from_tag: str | None = None,
         from_snapshot_id: str | None = None,
+        from_ref: str | None = None,
         to_branch: str | None = None,
         to_tag: str | None = None,
         to_snapshot_id: str | None = None,
+        to_ref: str | None = None,
     ) -> Diff:
-        check_one(from_branch, from_tag, from_snapshot_id)
-        check_one(to_branch, to_tag, to_snapshot_id)
+        check_one(from_branch, from_tag, from_snapshot_id, from_ref)
+        check_one(to_branch, to_tag, to_snapshot_id, to_ref)
         found = await self.handle.ask(
             lambda it: it.diff(
                 from_branch=from_branch,
                 from_tag=from_tag,
                 from_snapshot_id=from_snapshot_id,
+                from_ref=from_ref,
                 to_branch=to_branch,
                 to_tag=to_tag,
                 to_snapshot_id=to_snapshot_id,
+                to_ref=to_ref,
             )
         )
         return Diff.from_native(found)
@@ -1012,7 +1033,7 @@ class Repository(Displayed):
     @awaited
     async def expire_snapshots_async(
         self,
-        older_than: datetime,
+        older_than: datetime | timedelta | str,
         *,
         delete_expired_branches: bool = False,
         delete_expired_tags: bool = False,
@@ -1102,7 +1123,7 @@ class Repository(Displayed):
     @awaited
     async def garbage_collect_async(
         self,
-        delete_object_older_than: datetime,
+        delete_object_older_than: datetime | timedelta | str,
         *,
         dry_run: bool = False,
         max_snapshots_in_memory: int = 50,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from icechunk_async.sync.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
+    from datetime import timedelta
 
     from icechunk_async.engine.open import Location
 
@@ -60,9 +61,9 @@ def given_version(version: SpecVersion | int | None) -> int:
     return int(SpecVersion.current() if version is None else version)
 
 
-def check_aware(moment: datetime, name: str) -> None:
-    """Raise `TypeError` for a time without a zone."""
-    if moment.tzinfo is None:
+def check_aware(moment: datetime | timedelta | str, name: str) -> None:
+    """Raise `TypeError` for a `datetime` without a zone; others have one, or are no time."""
+    if isinstance(moment, datetime) and moment.tzinfo is None:
         raise TypeError(f"{name} must be a datetime with a time zone, such as datetime.now(UTC).")
 
 
