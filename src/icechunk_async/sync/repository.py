@@ -706,14 +706,16 @@ class Repository(Displayed):
         from_branch: str | None = None,
         from_tag: str | None = None,
         from_snapshot_id: str | None = None,
+        from_ref: str | None = None,
         to_branch: str | None = None,
         to_tag: str | None = None,
         to_snapshot_id: str | None = None,
+        to_ref: str | None = None,
     ) -> Diff | None:
         ready = self.handle.ready
         if ready is None or from_snapshot_id is None or to_snapshot_id is None:
             return None
-        if not (from_branch is from_tag is to_branch is to_tag is None):
+        if not (from_branch is from_tag is from_ref is to_branch is to_tag is to_ref is None):
             return None
         from icechunk_async.engine.history.diff import diff_in_memory  # noqa: PLC0415 -- slow to import
 
