@@ -104,7 +104,7 @@ def to_us(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def given_time(moment: datetime | timedelta | str, name: str) -> datetime:
+def given_time(moment: object, name: str) -> datetime:
     """Return a time that a user gave: an ISO 8601 text, or how long ago it was, as well.
 
     A text without an offset is taken as UTC, a `datetime` without a zone is returned unchanged.

@@ -35,7 +35,6 @@ from icechunk_async.errors import (
     BranchNotFoundError,
     IcechunkError,
     InvalidInputError,
-    NotFoundError,
     SnapshotNotFoundError,
     TagNotFoundError,
     UnsafeStorageError,
@@ -275,7 +274,7 @@ class Engine:
                     f"ref={name!r}.",
                     **error.context,
                 )
-        if isinstance(error, NotFoundError) and len(name) == _ID_LETTERS:
+        if len(name) == _ID_LETTERS:
             try:
                 shown = SnapshotId.parse(name)
             except InvalidInputError:
