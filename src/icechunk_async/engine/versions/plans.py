@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.paths import ancestors, check_selection, is_within
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.history import History
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Node, Snapshot
 
 __all__ = [
@@ -93,7 +95,7 @@ class Merge:
         if self.base is not None:
             base_id = await find_ref(engine, self.base)
         else:
-            base_id = await _common_ancestor(engine.history, source_id, target_id)
+            base_id = await _common_ancestor(engine, source_id, target_id)
         source = await load(engine, source_id, "which is to be merged")
         base = await load(engine, base_id, "the common ancestor")
         return await combine(
@@ -398,10 +400,19 @@ async def plan_squash(engine: Engine, branch: str, since: SnapshotId | str) -> S
     return Squash(combined, tip, "\n\n".join(reversed(messages)), properties)
 
 
-async def _common_ancestor(history: History, source: SnapshotId, target: SnapshotId) -> SnapshotId:
-    """Return the newest snapshot that both have before them, merges included."""
-    theirs = await lineage(history, target)
-    ours = await lineage(history, source)
+async def _common_ancestor(engine: Engine, source: SnapshotId, target: SnapshotId) -> SnapshotId:
+    """Return the newest snapshot that both have before them, merges included.
+
+    One that expired counts while it can still be read.
+    """
+    theirs = await lineage(engine.history, target)
+    ours = await lineage(engine.history, source)
+    expired = _expired(theirs, ours)
+    for snapshot_id in _expired(ours, theirs):
+        if snapshot_id in expired:
+            with suppress(SnapshotNotFoundError):
+                return (await engine.assets.read_snapshot(snapshot_id)).id
+            break  # it was collected, and older ones with it
     both = [info for info in ours.values() if info.id in theirs]
     if not both:
         raise InvalidInputError(
@@ -410,3 +421,11 @@ async def _common_ancestor(history: History, source: SnapshotId, target: Snapsho
         )
     newest = max(both, key=lambda info: info.flushed_at)
     return newest.id
+
+
+def _expired(
+    some: Mapping[SnapshotId, SnapshotInfo], others: Mapping[SnapshotId, SnapshotInfo]
+) -> dict[SnapshotId, None]:
+    """Return the snapshots that expired before those that only one side has, newest first."""
+    own = (it for it in some.values() if it.id not in others)
+    return dict.fromkeys(gone for it in own for gone in reversed(it.pruned_ancestor_logs))

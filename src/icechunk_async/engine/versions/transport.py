@@ -146,10 +146,8 @@ class _Transport:
 
     def _create(self, node: Node) -> None:
         there = self._nodes.path_of(node.id)
-        if there is not None:  # both have it, for example from an earlier merge
-            theirs = self._nodes[there]
-            if theirs.user_data != node.user_data:
-                self._changes.updated[node.id] = _bare(node, there)
+        if there is not None:  # both have it, from a commit picked or a base that expired
+            self._create_again(node, there)
             return
         place = self._place(node.path)
         theirs_at = self._nodes.get(place)
@@ -161,6 +159,20 @@ class _Transport:
             if theirs_at.array is None and node.array is None:
                 return
         self._changes.new[place] = _bare(node, place)
+
+    def _create_again(self, node: Node, there: str) -> None:
+        """Report another document: nobody knows which side changed what the other one has."""
+        theirs, path = self._nodes[there], self._changes.moves.place(there)
+        if theirs.user_data == node.user_data:
+            return
+        self._changes.updated[node.id] = _bare(node, path)
+        self._conflict(ConflictKind.ZARR_METADATA_DOUBLE_UPDATE, path, node.id)
+        if theirs.array is None or node.array is None:
+            return
+        chunks = self._their_chunks.get(node.id)
+        if chunks is not None and not same_chunk_format(theirs.user_data, node.user_data):
+            self._clash_of_chunks(node.id, path, chunks.coords)
+        self._reshape(node.id, theirs.array.grid, node.array.grid)
 
     def _update(self, old: Node, new: Node) -> None:
         there = self._nodes.path_of(new.id)
@@ -174,16 +186,21 @@ class _Transport:
         chunks = self._their_chunks.get(new.id)
         if chunks is not None and not same_chunk_format(old.user_data, new.user_data):
             self._clash_of_chunks(new.id, path, chunks.coords)
-        before, grid = old.array.grid, new.array.grid
+        if self._reshape(new.id, old.array.grid, new.array.grid):
+            self._check_cut(new.id, path, new.array.grid)
+
+    def _reshape(self, node_id: NodeId, before: Coordinates, grid: Coordinates) -> bool:
+        """Drop chunks outside of a smaller grid; return whether it is smaller along an axis."""
         mine = ArrayChanges(len(grid))
-        if len(before) != len(grid):
-            mine.kept_grid = (0,) * len(grid)
-        elif any(a < b for a, b in zip(grid, before, strict=True)):
+        smaller = len(before) == len(grid) and any(a < b for a, b in zip(grid, before, strict=True))
+        if smaller:
             mine.shrink(grid)
-            self._check_cut(new.id, path, grid)
+        elif len(before) != len(grid):
+            mine.kept_grid = (0,) * len(grid)
         else:
-            return
-        self._changes.chunks[new.id] = mine
+            return False
+        self._changes.chunks[node_id] = mine
+        return smaller
 
     def _check_cut(self, node_id: NodeId, path: str, grid: Coordinates) -> None:
         """Report chunks that the target gained where this side cut the array off."""
