@@ -8,6 +8,7 @@ stay may hold rows that the filter drops, never the other way round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import numpy as np
@@ -42,13 +43,24 @@ if TYPE_CHECKING:
     from icechunk_async.sync.session import Session
 
     type Mask = npt.NDArray[np.bool_]
+    type Chunks = npt.NDArray[np.int64]
 
-__all__ = ["Filtered", "axis_mask", "chunk_mask", "known_values"]
+__all__ = [
+    "ChunkBounds",
+    "Filtered",
+    "axis_mask",
+    "chunk_bounds",
+    "chunk_mask",
+    "known_values",
+    "mask_of",
+]
 
 _WIDE: Final = 512
 """Ranges of a dimension that are looked at before only the edges of those kept are."""
 _MOST_CHUNKS: Final = 20_000
 """Chunks of an array whose statistics are looked at: a second of work."""
+_MOST_CELLS: Final = 5_000_000
+"""Chunks in the grid of an array whose statistics are looked at: more take gigabytes."""
 _CONCURRENT: Final = 8
 
 
@@ -150,8 +162,48 @@ def chunk_mask(
     statistics that is not cached; some 50 microseconds for each chunk.
     """
     candidates = np.argwhere(_by_axes(plan))
-    if not 0 < len(candidates) <= _MOST_CHUNKS:
+    if len(candidates) > _MOST_CHUNKS:
         return None
+    found = _bounds(session, plan, columns, candidates)
+    masks = [may_match(filtered.expression, filtered.schema, it.facts()) for it in found]
+    return mask_of(plan, candidates, masks)
+
+
+def chunk_bounds(
+    session: Session, plan: RowPlan, columns: Sequence[Column]
+) -> tuple[Chunks, list[ChunkBounds]]:
+    """Return the chunks of a table's grid that dimensions leave, and what is known of them.
+
+    Args:
+        session: of the snapshot.
+        plan: the rows; its masks say which chunks are asked about.
+        columns: arrays with all dimensions of the table.
+
+    Returns:
+        The places of the chunks in the grid, ``(n, rank)``; and for each column of which anything
+        is known the bounds of all these chunks.
+
+    Cost: for each column one listing, and one request for each manifest and each object with
+    statistics that is not cached; some 700 bytes for each chunk of it.
+    """
+    candidates = np.argwhere(_by_axes(plan))
+    return candidates, _bounds(session, plan, columns, candidates)
+
+
+def mask_of(plan: RowPlan, chunks: Chunks, masks: Sequence[Mask]) -> Mask | None:
+    """Return a mask of a table's chunk grid: of those chunks that all masks keep; None without."""
+    if not masks:
+        return None
+    mask = np.zeros(plan.grid.counts, bool)
+    mask[tuple(chunks.T)] = np.logical_and.reduce(masks)
+    return mask
+
+
+def _bounds(
+    session: Session, plan: RowPlan, columns: Sequence[Column], candidates: Chunks
+) -> list[ChunkBounds]:
+    if not len(candidates) or prod(plan.grid.counts) > _MOST_CELLS:
+        return []
 
     async def find(native: AnySession) -> list[_Known | None]:
         async def one(column: Column) -> _Known | None:
@@ -161,16 +213,7 @@ def chunk_mask(
 
     # The loop only reads: what takes long is decided in the thread that asks.
     found = run(session.handle.ask(find))
-    masks = [
-        may_match(filtered.expression, filtered.schema, it.facts(plan.source))
-        for it in found
-        if it is not None
-    ]
-    if not masks:
-        return None
-    mask = np.zeros(plan.grid.counts, bool)
-    mask[tuple(candidates.T)] = np.logical_and.reduce(masks)
-    return mask
+    return [it.bounds(plan.source) for it in found if it is not None]
 
 
 def _by_axes(plan: RowPlan) -> Mask:
@@ -187,6 +230,33 @@ def _by_axes(plan: RowPlan) -> Mask:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ChunkBounds:
+    """What is known of the values of one column in some chunks, as the table shows them."""
+
+    column: Column
+    known: Mask
+    """Of which chunks anything is known, ``(n,)``; the rest of these is about them."""
+    has_values: Mask
+    has_nulls: Mask
+    low: pa.Array[Any]
+    """The least value of chunks that have one; NaN is none of them."""
+    high: pa.Array[Any]
+
+    def facts(self) -> list[pc.Expression | None]:
+        """Return for each chunk an expression that its rows fulfil; None where nothing is known."""
+        name = self.column.name
+        facts: list[pc.Expression | None] = []
+        for at, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+            if not self.known[at]:
+                facts.append(None)
+            elif not self.has_values[at]:
+                facts.append(pc.field(name).is_null())
+            else:
+                facts.append(between(name, low, high, nullable=bool(self.has_nulls[at])))
+        return facts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Known:
     """The statistics of some chunks of one column."""
 
@@ -195,28 +265,19 @@ class _Known:
     rows: Rows
     known: Mask
 
-    def facts(self, source: GroupSource) -> list[pc.Expression | None]:
-        """Return for each chunk an expression that its rows fulfil; None where nothing is known."""
+    def bounds(self, source: GroupSource) -> ChunkBounds:
+        """Return what the statistics say of values as a table shows them."""
         rows, known = self.rows, self.known
         if not source.nan_as_null:
             known = known & (rows["nulls"] == 0)  # NaN is in no order
         has_values = known & (rows["count"] > 0)
-        lows = self._shown(rows["low"], has_values)
-        highs = self._shown(rows["high"], has_values)
+        low = self._shown(rows["low"], has_values)
+        high = self._shown(rows["high"], has_values)
         if self.array.meaning.is_reversed:
-            lows, highs = highs, lows
-        name = self.column.name
-        facts: list[pc.Expression | None] = []
-        for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
-            if not known[at]:
-                facts.append(None)
-            elif not has_values[at]:
-                facts.append(pc.field(name).is_null())
-            elif low.as_py() is None or high.as_py() is None:
-                facts.append(None)
-            else:
-                facts.append(between(name, low, high, nullable=bool(rows["nulls"][at])))
-        return facts
+            low, high = high, low
+        unshown: Any = pc.or_(low.is_null(), high.is_null())
+        known = known & ~(has_values & unshown.to_numpy(zero_copy_only=False))
+        return ChunkBounds(self.column, known, has_values, rows["nulls"] > 0, low, high)
 
     def _shown(self, bounds: npt.NDArray[Any], chosen: Mask) -> pa.Array[Any]:
         """Return bounds of stored numbers as the table has them: xarray decodes them as values."""
@@ -230,7 +291,7 @@ class _Known:
 
 
 async def _known(
-    session: AnySession, plan: RowPlan, column: Column, candidates: npt.NDArray[np.int64]
+    session: AnySession, plan: RowPlan, column: Column, candidates: Chunks
 ) -> _Known | None:
     """Return the statistics of chunks of a column; None if no chunk has any."""
     try:

@@ -255,7 +255,14 @@ OPTIONS: Final = (
         _names,
         shown="those with the most dimensions",
     ),
-    Option("where", _READING, "conditions on dimensions, to read fewer chunks", _where, "", "none"),
+    Option(
+        "where",
+        _READING,
+        "conditions on columns, to read fewer chunks; in a stream, on dimensions",
+        _where,
+        "",
+        "none",
+    ),
     Option(
         "layout",
         _READING,

@@ -1,9 +1,9 @@
 """Conditions on one column, from Spark's filters or the option `where`, and their evaluation.
 
-Conditions are applied to coordinates only, before any chunk is read. They mean what they mean in
-Spark's SQL (with its ANSI mode, the default since Spark 4). Spark applies its filters again, so a
-filter that is not understood here costs time but not correctness; of the option `where` everything
-must be understood.
+Conditions are applied to coordinates, and to bounds of chunks from their statistics, before any
+chunk is read. They mean what they mean in Spark's SQL (with its ANSI mode, the default since Spark
+4). Spark applies its filters again, so a filter that is not understood here costs time but not
+correctness; of the option `where` everything must be understood.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
+    from icechunk_async.arrow.guarantees import ChunkBounds
+
     type Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Predicate", "fulfilled", "of_filter", "parse_where", "reach"]
+__all__ = ["Predicate", "fulfilled", "of_filter", "parse_where", "possible", "reach"]
 
 _COMPARISONS: Final = {
     "EqualTo": "=",
@@ -103,6 +105,43 @@ def fulfilled(column: pa.Array[Any], predicate: Predicate, *, exact: bool) -> Ma
         return np.ones(len(column), bool)
     compare = OPERATORS[predicate.op]
     return valid & compare(values, literals)
+
+
+def possible(bounds: ChunkBounds, predicate: Predicate) -> Mask:
+    """Return which chunks may have rows that satisfy a predicate, by what is known of them.
+
+    The bounds are compared as `fulfilled` compares values, so that a chunk is left out only where
+    Spark would drop each of its rows.
+
+    Args:
+        bounds: of the predicate's column, ``n`` chunks.
+        predicate: a condition; one that cannot be compared keeps all.
+    """
+    match predicate.op:
+        case "null":
+            return ~bounds.known | bounds.has_nulls
+        case "not null":
+            return ~bounds.known | bounds.has_values
+        case _:
+            pass
+    try:
+        low, literals = _comparable(bounds.low, predicate.values)
+        high, _ = _comparable(bounds.high, predicate.values)
+    except (TypeError, ValueError, OverflowError):
+        return np.ones(len(bounds.known), bool)
+    compare = OPERATORS[predicate.op]
+    match predicate.op:
+        case "<" | "<=":
+            some = compare(low, literals)
+        case ">" | ">=":
+            some = compare(high, literals)
+        case "=" | "in":
+            some = np.zeros(len(low), bool)
+            for it in literals:
+                some |= OPERATORS["<="](low, [it]) & OPERATORS[">="](high, [it])
+        case _:  # "!=" and "not in": no row only where all have the one value that is named
+            some = np.asarray(low != high, bool) | compare(low, literals)
+    return ~bounds.known | (bounds.has_values & some)
 
 
 def reach(kind: pa.DataType, predicate: Predicate) -> list[tuple[Any, Any]] | None:

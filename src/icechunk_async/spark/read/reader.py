@@ -9,12 +9,14 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from icechunk_async.arrow import rows
 from icechunk_async.arrow.boxes import num_chunks, num_rows
+from icechunk_async.arrow.guarantees import chunk_bounds, mask_of
 from icechunk_async.arrow.table import (
     check_type,
     dimension_values,
@@ -23,14 +25,13 @@ from icechunk_async.arrow.table import (
 )
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.read import chunks as chunk_rows
-from icechunk_async.spark.read.pushdown import fulfilled, of_filter
+from icechunk_async.spark.read.pushdown import fulfilled, of_filter, possible
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.tables import schema_of, table_batches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
-    import numpy as np
     import numpy.typing as npt
     import xarray
     from pyspark.accumulators import Accumulator
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from icechunk_async.repository import Repository
     from icechunk_async.spark.options import ReadOptions
     from icechunk_async.spark.read.pushdown import Predicate
+
+    type Mask = npt.NDArray[np.bool_]
 
 __all__ = [
     "IcechunkReader",
@@ -169,15 +172,26 @@ class IcechunkReader(DataSourceReader):
         options: ReadOptions,
         schema: StructType,
         planned: Accumulator[list[PlannedRead]] | None = None,
+        *,
+        on_values: bool = True,
     ) -> None:
-        """Pin the snapshot; planned reads are also added to `planned`."""
+        """Pin the snapshot; planned reads are also added to `planned`.
+
+        ``on_values`` allows conditions of the option `where` on others than dimensions, by which
+        rows of a part are left out.
+        """
         self.options = Reading.begin(options).options
         self.schema = arrow_schema(schema)
         self.predicates: tuple[Predicate, ...] = ()
         self._planned = planned
+        self._on_values = on_values
 
     def partitions(self) -> list[InputPartition]:
-        """Plan the partitions. Cost: reads coordinates with conditions, and no other array."""
+        """Plan the partitions.
+
+        Cost: reads coordinates with conditions, and no other array; statistics of chunks and the
+        manifests of arrays with conditions.
+        """
         if self.options.table is not None:
             return [Part(())]
         if self.options.layout == "chunks":
@@ -187,7 +201,9 @@ class IcechunkReader(DataSourceReader):
         plan = self._plan()
         for column in map(plan.shape.column, self.schema.names):
             check_type(column, self.schema.field(column.name).type)
-        parts = plan.parts(self.options.partition_bytes)
+        kept = self._by_statistics(plan)
+        most = self.options.partition_bytes
+        parts = plan.parts(most) if kept is None else plan.parts_of_chunks(kept, most)
         self._report(plan.grid, parts)
         return [Part(boxes) for boxes in parts]
 
@@ -204,34 +220,75 @@ class IcechunkReader(DataSourceReader):
         return self._rows(partition.boxes)
 
     def _rows(self, boxes: tuple[Box, ...]) -> Iterator[pa.RecordBatch]:
-        return self._plan().rows(boxes)
+        plan = self._plan()
+        on_values = [it for it in self.options.where if it.column not in plan.shape.dims]
+        for batch in plan.rows(boxes):
+            if not on_values:
+                yield batch
+                continue
+            masks = [fulfilled(batch.column(it.column), it, exact=True) for it in on_values]
+            yield batch.filter(pa.array(np.logical_and.reduce(masks))).select(self.schema.names)
 
     def _plan(self) -> rows.RowPlan:
+        """Return the reading of the columns that Spark asked for, and of those with conditions."""
         dataset = open_group(self.options)
-        shape = table_shape(dataset, self.options.arrays, self.schema.names)
+        named = dict.fromkeys((*self.schema.names, *(it.column for it in self.options.where)))
+        shape = table_shape(dataset, self.options.arrays, named)
         self._check_conditions(shape)
-        grid = grid_of(dataset, shape, map(shape.column, self.schema.names), self.options)
+        schema = self.schema
+        for name in named:
+            if name not in schema.names and name not in shape.dims:
+                schema = schema.append(pa.field(name, shape.column(name).type))
+        grid = grid_of(dataset, shape, map(shape.column, schema.names), self.options)
         keep = partial(self._mask, dataset, shape)
-        return rows.RowPlan(dataset, shape, self.schema, grid, self.options, keep)
+        return rows.RowPlan(dataset, shape, schema, grid, self.options, keep)
 
     def _check_conditions(self, shape: TableShape) -> None:
+        types = {it.name: it.type for it in shape.columns}
         for predicate in self.options.where:
-            if predicate.column not in shape.dims:
+            name = predicate.column
+            if name in shape.dims:
+                continue
+            if not self._on_values:
                 raise InvalidInputError(
-                    f"The option 'where' has a condition on {predicate.column!r}, but takes "
+                    f"The option 'where' has a condition on {name!r}, but a stream takes "
                     f"only those on the dimensions: {', '.join(shape.dims)}. Filter the rest "
                     "in the query."
                 )
+            if name not in types:
+                raise InvalidInputError(
+                    f"The option 'where' has a condition on {name!r}, which is no column. The "
+                    f"table has {', '.join(types)}; other arrays are named by 'arrays'."
+                )
+            # Before any task runs: whether the literals can be compared.
+            fulfilled(pa.array([], types[name]), predicate, exact=True)
+
+    def _by_statistics(self, plan: rows.RowPlan) -> Mask | None:
+        """Return which chunks may have rows, by their statistics; None if nothing is known."""
+        if not self.options.decode or not plan.shape.dims:
+            return None
+        columns = list(map(plan.shape.column, plan.schema.names))
+        whole = set(rows.whole_columns(plan.shape, columns))
+        given = [it for it in (*self.options.where, *self.predicates) if it.column in whole]
+        if not given:
+            return None
+        named = {it.column for it in given}
+        asked = [
+            replace(it, type=plan.schema.field(it.name).type) for it in columns if it.name in named
+        ]
+        chunks, found = chunk_bounds(self.options.session(), plan, asked)
+        masks = [possible(it, p) for it in found for p in given if p.column == it.column.name]
+        return mask_of(plan, chunks, masks)
 
     def _mask(
         self, dataset: xarray.Dataset, shape: TableShape, axis: int, span: Span
-    ) -> npt.NDArray[np.bool_] | None:
+    ) -> Mask | None:
         """Return which indices in a range of a dimension may match; None for all."""
         dim = shape.dims[axis]
         column = shape.column(dim)
         if dim in self.schema.names:
             column = replace(column, type=self.schema.field(dim).type)
-        found: npt.NDArray[np.bool_] | None = None
+        found: Mask | None = None
         for predicate in (*self.options.where, *self.predicates):
             if predicate.column == dim:
                 values = dimension_values(dataset, column, span, self.options)

@@ -442,7 +442,7 @@ def changed_rows(
     commit = part.commit
     shown = commit.parent_id if part.kind == DELETED else commit.snapshot_id
     assert shown is not None  # only a parent can have deleted rows
-    make = _AnyReader if any_schema else IcechunkReader
+    make = _AnyReader if any_schema else partial(IcechunkReader, on_values=False)
     new = make(options.pinned(shown), schema)
     if part.kind != UPDATED and part.kept is None:
         yield from new.read(Part(part.boxes))
@@ -474,7 +474,7 @@ class _AnyReader:
         assert state is not None  # its rows were planned
         types = {it.name: _readable(it, self.schema) for it in state.columns}
         own = from_arrow_schema(pa.schema(list(types.items())), prefer_timestamp_ntz=True)
-        self._reader = IcechunkReader(state.options, own)
+        self._reader = IcechunkReader(state.options, own, on_values=False)
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         """Return the rows of a partition."""

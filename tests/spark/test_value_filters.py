@@ -1,0 +1,210 @@
+"""Conditions on values: rows are those that SQL selects, and other chunks stay unread."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, IsNull, LessThan, Not
+
+from icechunk_async.arrow.guarantees import ChunkBounds
+from icechunk_async.arrow.table import Column
+from icechunk_async.config import RepositoryConfig
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark import watch_reads
+from icechunk_async.spark.read.pushdown import Predicate, fulfilled, possible
+from icechunk_async.sync import Repository
+from icechunk_async.sync.storage import local_filesystem_storage
+from icechunk_async.sync.xarray import to_icechunk
+from tests.spark.tables import make_reader, plan, read
+from tests.spark.test_conditions import columns as column_values
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+NUMBERS = (-3.0, -1.5, 0.0, 0.5, 1.0, 2.5, 100.0, math.nan)
+PACKINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled": {"dtype": "i2", "scale_factor": 0.5, "add_offset": 1.0, "_FillValue": -99},
+    "reversed": {"dtype": "i2", "scale_factor": -0.5, "add_offset": 7.0, "_FillValue": -99},
+}
+LENGTH = 24
+
+
+def stored(place: Path, values: Any, packing: str, *, statistics: str = "all") -> str:
+    """Commit a line of values in chunks of four, with statistics of all chunks, some or none."""
+    repository = Repository.create(
+        local_filesystem_storage(str(place)), RepositoryConfig(inline_chunk_threshold_bytes=0)
+    )
+    if statistics == "written":
+        repository.keep_statistics()
+    session = repository.writable_session("main")
+    dataset = xr.Dataset({"v": ("x", np.array(values, "f4"))})
+    to_icechunk(dataset, session, encoding={"v": {"chunks": (4,), **PACKINGS[packing]}})
+    session.commit("values")
+    if statistics == "all":
+        repository.analyze()
+    if statistics == "some":
+        repository.analyze()
+        session = repository.writable_session("main")
+        to_icechunk(
+            dataset.isel(x=slice(0, 8)), session, region={"x": slice(0, 8)}
+        )  # the same values as new objects
+        session.commit("again")
+    return place.as_uri()
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    values=st.lists(st.sampled_from(NUMBERS), min_size=LENGTH, max_size=LENGTH),
+    stored_as=st.tuples(
+        st.sampled_from(sorted(PACKINGS)), st.sampled_from(["all", "some", "none", "written"])
+    ),
+    nan_as_null=st.booleans(),
+    literal=st.sampled_from([-1.5, 0.0, 0.5, 2.5, 3.0]),
+)
+def test_rows_are_those_of_all_rows_whatever_statistics_are_known(
+    tmp_path: Path,
+    values: list[float],
+    stored_as: tuple[str, str],
+    nan_as_null: bool,  # noqa: FBT001
+    literal: float,
+) -> None:
+    """With the option ``where``, and what filters of Spark leave; sorted and unsorted values."""
+    ordered = sorted(values, key=lambda it: (math.isnan(it), it))
+    packing, statistics = stored_as
+    place = tmp_path / str(len(list(tmp_path.iterdir())))
+    url = stored(place, ordered, packing, statistics=statistics)
+    shown = {"nan_as_null": str(nan_as_null).lower()}
+    whole = read(url, **shown)
+    for op in ("=", "!=", "<", "<=", ">", ">=", "in", "not in"):
+        text = f"({literal}D, 100)" if "in" in op else f"{literal}D"
+        given = (literal, 100) if "in" in op else (literal,)
+        mask = fulfilled(whole["v"].combine_chunks(), Predicate("v", op, given), exact=True)
+        wanted = whole.filter(pa.array(mask))
+        found = read(url, where=f"v {op} {text} and x < 20", **shown)
+        wanted = wanted.filter(pa.compute.less(wanted["x"], 20))
+        assert str(found.sort_by("x").to_pylist()) == str(wanted.to_pylist())  # NaN is NaN
+    for it in (
+        GreaterThan(("v",), literal),
+        LessThan(("v",), literal),
+        Not(EqualTo(("v",), literal)),
+        In(("v",), (literal, 100.0)),
+        IsNull(("v",)),
+        IsNotNull(("v",)),
+    ):
+        few = read(url, filters=[it], **shown)
+        predicate = make_reader(url, filters=[it], **shown).predicates[0]
+        mask = fulfilled(whole["v"].combine_chunks(), predicate, exact=True)
+        kept = set(few["x"].to_pylist())
+        assert set(whole["x"].filter(pa.array(mask)).to_pylist()) <= kept
+
+
+def test_a_chunk_is_kept_wherever_a_value_in_it_matches() -> None:
+    """All types and operators of SQL; and it is left out where the bounds exclude all literals."""
+    left_out = 0
+    for name, column in column_values(nan_as_null=True).items():
+        if name == "word":
+            continue
+        literals = [it for it in column.to_pylist() if it is not None][:6]
+        for start in range(0, 12, 3):
+            chunk = column.slice(start, 3)
+            bounds: Any = pa.compute.min_max(chunk)
+            some = np.array([chunk.null_count < 3])
+            known = ChunkBounds(
+                Column(name, column.type, ("x",)),
+                np.array([True]),
+                some,
+                np.array([chunk.null_count > 0]),
+                pa.array([bounds["min"].as_py()], column.type),
+                pa.array([bounds["max"].as_py()], column.type),
+            )
+            for op in ("=", "!=", "<", "<=", ">", ">=", "in", "not in"):
+                for it in literals:
+                    predicate = Predicate(name, op, (it, literals[0]) if "in" in op else (it,))
+                    matches = fulfilled(chunk, predicate, exact=False).any()
+                    kept = possible(known, predicate)[0]
+                    assert kept or not matches, (name, op, it, chunk)
+                    left_out += not kept
+    assert left_out > 300
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> str:
+    """Return a repository with 24 ascending values, of which only the chunk of 8-11 is left."""
+    url = stored(tmp_path / "line", np.arange(LENGTH), "plain")
+    repository = Repository.open(local_filesystem_storage(str(tmp_path / "line")))
+    session = repository.readonly_session("main").handle.now()
+    native = session.workspace
+    from icechunk_async.sync.bridge.portal import run
+
+    for at in range(LENGTH // 4):
+        handle = run(native.find_chunk("/v", (at,)))
+        assert handle is not None
+        if at != 2:
+            (tmp_path / "line" / "chunks" / str(handle.ref.chunk_id)).unlink()  # type: ignore[union-attr]
+    return url
+
+
+def test_chunks_that_cannot_match_are_not_read(spark: SparkSession, line: str) -> None:
+    """They are gone; by the option, and by filters of a query; and Spark is told of it."""
+    planned = watch_reads(spark)
+    reader = spark.read.format("icechunk")
+    few = reader.option("where", "v >= 8 and v < 10").load(line)
+    assert sorted(row.x for row in few.collect()) == [8, 9]
+    assert few.where("x > 8").count() == 1
+    read_of = planned.value[0]
+    assert (read_of.chunks, read_of.all_chunks, read_of.rows) == (1, 6, 4)
+    assert read_of.conditions == ("v",)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        reader = spark.read.format("icechunk")  # options stay with a reader
+        pushed = reader.option("push-filters", "true").load(line)
+        assert [row.x for row in pushed.where("v = 11").collect()] == [11]
+        assert planned.value[-1].chunks == 1
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_columns_with_conditions_need_not_be_asked_for(line: str) -> None:
+    """A schema without the column has no such column in its rows."""
+    schema = pa.schema([("x", pa.int64())])
+    found = read(line, where="v >= 8 and v < 10", schema=schema)
+    assert found.column_names == ["x"]
+    assert found["x"].to_pylist() == [8, 9]
+    assert plan(make_reader(line, where="v > 1000")) == []
+
+
+def test_stored_numbers_are_not_pruned_by_what_they_mean(tmp_path: Path) -> None:
+    """Statistics are about values: with ``decode`` off, fill values are numbers as others."""
+    url = stored(tmp_path / "a", [1.0, math.nan] * 12, "scaled")
+    assert read(url, where="v = -99", decode="false").num_rows == 12
+    assert read(url, where="v = 1").num_rows == 12
+
+
+def test_streams_take_conditions_on_dimensions_only(line: str) -> None:
+    """Their rows are counted by place."""
+    from icechunk_async.spark.read.reader import IcechunkReader
+
+    batch = make_reader(line, where="v > 1")
+    stream = IcechunkReader(batch.options, make_schema(line), on_values=False)
+    with pytest.raises(InvalidInputError, match="a stream takes only those on the dimensions: x"):
+        stream.partitions()
+
+
+def make_schema(url: str) -> Any:
+    """Return the default columns of a repository, as Spark has them."""
+    from icechunk_async.spark.options import ReadOptions
+    from icechunk_async.spark.read.reader import Reading
+
+    return Reading.begin(ReadOptions.parse({"path": url})).spark_schema()
