@@ -231,7 +231,7 @@ def _by_axes(plan: RowPlan) -> Mask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkBounds:
-    """What is known of the values of one column in some chunks, as the table shows them."""
+    """Knowledge of the values of one column in some chunks, as the table shows them."""
 
     column: Column
     known: Mask
@@ -239,7 +239,7 @@ class ChunkBounds:
     has_values: Mask
     has_nulls: Mask
     low: pa.Array[Any]
-    """The least value of chunks that have one; NaN is none of them."""
+    """The least value of chunks that have one; NaN does not count."""
     high: pa.Array[Any]
 
     def facts(self) -> list[pc.Expression | None]:
@@ -266,7 +266,7 @@ class _Known:
     known: Mask
 
     def bounds(self, source: GroupSource) -> ChunkBounds:
-        """Return what the statistics say of values as a table shows them."""
+        """Return the statistics in values as a table shows them."""
         rows, known = self.rows, self.known
         if not source.nan_as_null:
             known = known & (rows["nulls"] == 0)  # NaN is in no order
