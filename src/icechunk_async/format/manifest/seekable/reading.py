@@ -104,6 +104,7 @@ class _PartialBuffer(Buffer):
 
     def __init__(self, index: SeekIndex) -> None:
         self.present = bytearray(len(index))
+        self._edges = index.cuts
         self._cuts: list[int] = index.cuts.tolist()
         self.data = _untouched(self._cuts[-1])
         super().__init__(memoryview(self.data).toreadonly())
@@ -137,11 +138,23 @@ class _PartialBuffer(Buffer):
 
     def require(self, positions: Places, sizes: Positions | int) -> None:
         """Raise AbsentPiecesError unless all bytes, known to be in the buffer, are present."""
-        found = as_array(positions)
-        starts: list[int] = found.tolist()
-        ends: list[int] = (found + sizes).tolist()
-        for start, end in zip(starts, ends, strict=True):
-            self.need(start, end - start)
+        starts = as_array(positions)
+        ends = starts + sizes
+        if not len(starts) or self._is_present(int(starts.min()), int(ends.max())):
+            return
+        firsts = np.searchsorted(self._edges, starts, "right") - 1
+        lasts = np.maximum(np.searchsorted(self._edges, ends), firsts + 1)
+        absent = np.cumsum(np.frombuffer(self.present, np.uint8) == 0)
+        absent = np.concatenate([[0], absent])
+        lacking = (absent[lasts] > absent[firsts]) & (ends > starts)
+        if lacking.any():
+            row = int(lacking.argmax())
+            self.need(int(starts[row]), int(ends[row] - starts[row]))
+
+    def _is_present(self, start: int, end: int) -> bool:
+        """Return whether every piece with some of these bytes is present."""
+        first = bisect_right(self._cuts, start) - 1
+        return self.present.find(0, first, bisect_left(self._cuts, end, first + 1)) < 0
 
 
 class _PartialManifest(PackedManifest):

@@ -23,6 +23,7 @@ from icechunk_async.format.manifest.seekable.pieces import Pieces
 from icechunk_async.format.manifest.seekable.reading import (
     AbsentPiecesError,
     SeekableManifest,
+    _PartialBuffer,
     _untouched,
 )
 from icechunk_async.format.manifest.seekable.writing import pack_manifest, pack_seekable
@@ -62,6 +63,37 @@ def test_every_reference_is_found_in_its_pieces(name: str) -> None:
     for coords in ((*top[:-1], top[-1] + 9), (*top, 0), ()):
         assert reader.find(coords) is None
     assert reader.find(top, node_id(2)) is None
+
+
+def test_many_reads_at_once_lack_what_one_after_the_other_would() -> None:
+    """The pieces of the first that is not there; whatever is present, in any order, of any size."""
+    _, packed = seekable(natives(COUNT))
+    rng = np.random.default_rng(0)
+    size = index_size(packed)
+    assert size is not None
+    index = SeekIndex.decode(packed[-size:], len(packed))
+    outcomes = set()
+    for _ in range(300):
+        buffer = _PartialBuffer(index)
+        share = rng.choice([0.0, 0.5, 0.9, 1.0])
+        buffer.present[:] = (rng.random(len(index)) < share).astype(np.uint8).tobytes()
+        count = int(rng.integers(0, 6))
+        sizes = rng.integers(0, 2 * 65536, count) * rng.integers(0, 2, count)  # some are nothing
+        starts = rng.integers(0, buffer.size - sizes + 1)
+        wanted = None
+        try:
+            for start, length in zip(starts.tolist(), sizes.tolist(), strict=True):
+                buffer.need(start, length)
+        except AbsentPiecesError as error:
+            wanted = error.pieces
+        found = None
+        try:
+            buffer.require(starts, sizes)
+        except AbsentPiecesError as error:
+            found = error.pieces
+        assert found == wanted
+        outcomes.add(found is None)
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "mixed"])
