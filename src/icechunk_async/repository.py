@@ -1607,7 +1607,6 @@ class Repository:
 
         Cost: that of `merge` without the commit.
         """
-        from icechunk_async.engine.versions.differences import reading  # noqa: PLC0415 -- slow to import
         from icechunk_async.engine.versions.plans import Merge  # noqa: PLC0415 -- slow to import
         from icechunk_async.engine.versions.report import report_of  # noqa: PLC0415 -- slow to import
         from icechunk_async.versions import PendingMerge  # noqa: PLC0415 -- slow to import
@@ -1622,12 +1621,17 @@ class Repository:
         session.workspace.rebase_to(combined.target, combined.changes)
         return PendingMerge(
             session,
-            reading(self._engine, combined.source),
+            self._sides(combined.target, combined.source),
             report,
             plan.message(combined.source, combined.base),
             plan.how.properties(combined.source.id),
             clashes=combined.conflicts,
         )
+
+    def _sides(self, one: Snapshot, other: Snapshot) -> tuple[Session, Session]:
+        """Return sessions that read two snapshots."""
+        read = SessionMode.READONLY
+        return self._session(one, None, read), self._session(other, None, read)
 
     async def resume_merge(self, data: bytes | memoryview) -> PendingMerge:
         """Continue a merge of another process, from the bytes of `PendingMerge.to_bytes`.
@@ -1647,7 +1651,6 @@ class Repository:
         """
         from icechunk_async.engine.versions.behind import Behind  # noqa: PLC0415 -- slow to import
         from icechunk_async.engine.versions.combine import Combining, load  # noqa: PLC0415
-        from icechunk_async.engine.versions.differences import reading  # noqa: PLC0415
         from icechunk_async.engine.versions.pending import decode_pending, fitting  # noqa: PLC0415
         from icechunk_async.engine.versions.report import MergeReport, reported  # noqa: PLC0415
         from icechunk_async.versions import PendingMerge  # noqa: PLC0415 -- slow to import
@@ -1669,7 +1672,7 @@ class Repository:
         session.workspace.rebase_to(target, changes)
         return PendingMerge(
             session,
-            reading(engine, source),
+            self._sides(target, source),
             report,
             state.message,
             Combining.MERGE.properties(source.id),

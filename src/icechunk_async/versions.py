@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from icechunk_async.engine.commit.conflicts import ConflictDetector, ConflictKind
 from icechunk_async.engine.versions.blame import Blame
 from icechunk_async.engine.versions.feed import Change, ChunkChange, ChunkChanges, NodeChange
@@ -12,13 +14,12 @@ from icechunk_async.engine.versions.pictures import ChangeMap
 from icechunk_async.engine.versions.report import MergeConflict, MergeReport
 from icechunk_async.errors import InvalidInputError, MergeConflictError, SessionStateError
 from icechunk_async.format.manifest.refs import ChunkRefs
-from icechunk_async.zarr.values import CellChanges, ValueDiff
+from icechunk_async.zarr.values import CellChanges, ValueDiff, cells_of_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from icechunk_async.engine.changes.detect import Conflict
-    from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
@@ -51,7 +52,7 @@ class PendingMerge:
     def __init__(
         self,
         session: Session,
-        source: Workspace,
+        sides: tuple[Session, Session],
         report: MergeReport,
         message: str,
         properties: Mapping[str, JSON],
@@ -63,7 +64,7 @@ class PendingMerge:
 
         Args:
             session: has them.
-            source: reads what is merged.
+            sides: read the branch before the merge, and the source.
             report: of the merge.
             message: of the commit, if the caller gives none.
             properties: of the commit.
@@ -74,7 +75,8 @@ class PendingMerge:
         """Reads the state to be committed, and takes changes."""
         self.report = report
         """The changes and the conflicts as they were at the beginning."""
-        self._source = source
+        self._sides = sides
+        self._source = sides[1].workspace
         self._message = message
         self._properties = properties
         self._clashes = tuple(clashes)
@@ -156,6 +158,36 @@ class PendingMerge:
                 opened,
             )
         )
+
+    async def cells(self, conflict: MergeConflict) -> AsyncIterator[CellChanges]:
+        """Iterate over the cells in which both sides of a conflict about chunks differ.
+
+        Chunks that both wrote may agree in most of their cells. The values before are those of the
+        branch when the merge began, those after are the source's.
+
+        Args:
+            conflict: one of the report, open or settled.
+
+        Yields:
+            The cells of one chunk that differ.
+
+        Raises:
+            InvalidInputError: the conflict is not about chunks, or one side deleted the array, or
+                gave it other codecs, chunks, type or fill value.
+            FormatError: a chunk is damaged.
+
+        Cost: both versions of each chunk of the conflict. Memory: 256 MiB or two chunks.
+        """
+        if conflict not in self.report.conflicts or not conflict.coords:
+            raise InvalidInputError(
+                f"{conflict.kind.name} at {conflict.path!r} is not a conflict about chunks in this "
+                "merge, so it has no cells."
+            )
+        node_id = self._clashes[self.report.conflicts.index(conflict)].node_id
+        assert node_id is not None  # of chunks
+        coords = np.array(conflict.coords, np.uint32)
+        async for cells in cells_of_chunks(*self._sides, node_id, coords):
+            yield cells
 
     async def commit(
         self, message: str | None = None, metadata: Mapping[str, JSON] | None = None

@@ -7,12 +7,13 @@ block; the method of the same name with `_async` can be awaited on any event loo
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from anyio import CapacityLimiter, to_thread
 
 from icechunk_async.proposals import Check, CheckResult
 from icechunk_async.proposals import Proposal as AsyncProposal
+from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.pairs import blocking, twin_of
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.sessions import SessionHandle
@@ -20,7 +21,7 @@ from icechunk_async.sync.session import Session
 from icechunk_async.versions import PendingMerge as AsyncPendingMerge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from icechunk_async.engine.commit.hooks import CommitEvent
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
     from icechunk_async.session import Session as AsyncSession
     from icechunk_async.sync.handles.repositories import RepositoryHandle
     from icechunk_async.versions import MergeConflict, MergeReport
+    from icechunk_async.zarr.values import CellChanges
 
     type BlockingCheck = Callable[[Session, Proposal], Any]
 
 __all__ = ["Check", "CheckResult", "PendingMerge", "Proposal", "native_checks", "native_hook"]
+
+_CELLS: Final = 100_000
+"""For the size of what one chunk may bring."""
 
 
 class PendingMerge:
@@ -73,6 +78,19 @@ class PendingMerge:
     async def take_source_async(self, *conflicts: MergeConflict) -> None:
         with translated():
             await self._pending.take_source(*conflicts)
+
+    def cells(self, conflict: MergeConflict) -> Iterator[CellChanges]:
+        """Iterate over the cells in which both sides of a conflict about chunks differ.
+
+        See `icechunk_async.versions.PendingMerge.cells`.
+        """
+
+        async def found() -> AsyncIterator[CellChanges]:
+            with translated():
+                async for cells in self._pending.cells(conflict):
+                    yield cells
+
+        return AsyncCloseableIterator(found(), parts=_CELLS).begun()
 
     @twin_of(AsyncPendingMerge.to_bytes)
     async def to_bytes_async(self) -> bytes:

@@ -38,7 +38,14 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.session import Session
 
-__all__ = ["CellChanges", "ValueDiff", "cell_changes", "cells_of_feed", "value_diffs"]
+__all__ = [
+    "CellChanges",
+    "ValueDiff",
+    "cell_changes",
+    "cells_of_chunks",
+    "cells_of_feed",
+    "value_diffs",
+]
 
 _CONCURRENT_CHUNKS: Final = 16
 _MEMORY_BYTES: Final = 256 << 20
@@ -235,6 +242,32 @@ async def cell_changes(
         async for cells in _cells(pair):
             if len(cells):
                 yield cells
+
+
+async def cells_of_chunks(
+    before: Session, after: Session, node_id: NodeId, coords: npt.NDArray[np.uint32]
+) -> AsyncGenerator[CellChanges]:
+    """Iterate over the cells of some chunks that differ; see `PendingMerge.cells`."""
+    paths = [it.workspace.base.nodes.path_of(node_id) for it in (before, after)]
+    documents = [
+        None if path is None else side.workspace.base.nodes[path].user_data
+        for side, path in zip((before, after), paths, strict=True)
+    ]
+    (old_path, path), (was, now) = paths, documents
+    if old_path is None or path is None or not _means_the_same(was, now):
+        raise InvalidInputError(
+            f"The cells of {path or old_path!r} cannot be compared: one side deleted the array, or "
+            "its chunks mean something else there."
+        )
+    _check_grid(before, old_path, "Look at its chunks.")
+    old, new = await gather(_open(before, old_path), _open(after, path))
+    async for cells in _cells(_Pair(after.snapshot_id, path, node_id, old, new, new.shape, coords)):
+        if len(cells):
+            yield cells
+
+
+def _means_the_same(one: bytes | None, other: bytes | None) -> bool:
+    return one is not None and other is not None and same_chunk_format(one, other)
 
 
 async def value_diffs(

@@ -110,6 +110,8 @@ def test_a_merge_is_settled_by_hand(repository: sync.Repository) -> None:
     pending = repository.begin_merge("side")
     (conflict,) = pending.conflicts
     assert pending.report.conflicts == (conflict,)
+    cells = next(iter(pending.cells(conflict)))
+    assert set(cells.before.tolist()) == {2.0}
     with pytest.raises(sync.IcechunkError, match="are open"):
         pending.commit()
     zarr.open_array(pending.session.store, path="a")[:2] = 3.0

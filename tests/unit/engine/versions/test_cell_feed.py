@@ -357,3 +357,49 @@ async def test_a_grid_that_is_not_regular_is_refused_by_name() -> None:
             await change(repository, 3, 1)
         with pytest.raises(InvalidInputError, match=r"'/a' cannot be compared.*level='chunk'"):
             await cells(repository, "main~1")
+
+
+async def test_the_cells_of_a_conflict_are_those_in_which_both_sides_differ() -> None:
+    """Also where the branch moved the array, and after the merge was continued elsewhere."""
+    async with Repository.create(memory_url()) as repository:
+        await commit(repository, np.zeros(12, "i4"))
+        await repository.create_branch("side", await repository.lookup_branch("main"))
+        for branch, values in (("main", [1, 2, 3, 9]), ("side", [1, 5, 3, 9])):
+            session = await repository.writable_session(branch)
+            array = await za.open_array(store=session.store, path="a")
+            await array.setitem(slice(4, 8), values)
+            await array.setitem(0 if branch == "main" else 11, 7)
+            await array.update_attributes({"of": branch})
+            await session.commit(branch)
+        session = await repository.rearrange_session("main")
+        await session.move("/a", "/b")
+        await session.commit("moved")
+        pending = await repository.begin_merge("side")
+        chunk, document = sorted(pending.conflicts, key=lambda it: not it.coords)
+        resumed = await repository.resume_merge(await pending.to_bytes())
+        for merge in (pending, resumed):
+            (found,) = [it async for it in merge.cells(chunk)]
+            assert found.indices.tolist() == [[5]]
+            assert (found.before.tolist(), found.after.tolist()) == ([2], [5])
+        with pytest.raises(InvalidInputError, match="not a conflict about chunks"):
+            [it async for it in pending.cells(document)]
+        pending.keep_branch()
+
+
+async def test_cells_of_a_conflict_need_the_array_on_both_sides() -> None:
+    """With chunks that mean the same."""
+    async with Repository.create(memory_url()) as repository:
+        await commit(repository, np.zeros(4, "i4"))
+        await repository.create_branch("side", await repository.lookup_branch("main"))
+        await change(repository, 1, 5)
+        session = await repository.writable_session("side")
+        node = session.workspace.node("/a")
+        assert node is not None
+        document = json.dumps({**json.loads(node.user_data), "fill_value": 3}).encode()
+        session.workspace.set_node("/a", document, node.array)
+        await session.commit("another fill value")
+        pending = await repository.begin_merge("side")
+        (conflict,) = pending.conflicts
+        with pytest.raises(InvalidInputError, match="'/a' cannot be compared"):
+            [it async for it in pending.cells(conflict)]
+        pending.session.discard_changes()
