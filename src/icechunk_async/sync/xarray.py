@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import xarray
 import zarr
+from xarray.backends import BackendArray
+from xarray.core import dtypes, indexing
 
+from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.datasets import write_known
+from icechunk_async.zarr.queries.predicates import parse_where
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     from icechunk_async.sync.session import ForkSession, Session
     from icechunk_async.zarr.datasets import Lazy, Mode, Region
 
-__all__ = ["open_dataset", "to_icechunk", "write_lazy"]
+__all__ = ["open_dataset", "open_where", "to_icechunk", "write_lazy"]
 
 
 def to_icechunk(
@@ -126,3 +131,99 @@ def write_lazy(
         split_every=split_every,
         **(store_kwargs or {}),
     )
+
+
+def open_where(
+    session: Session, conditions: str, *, group: str | None = None, **kwargs: Any
+) -> xarray.DataArray:
+    """Return the values that fulfil conditions, and missing values elsewhere, as a lazy array.
+
+    The array is, of those that the conditions name, the one with the most axes. A part of it is
+    read when its values are asked for: then only chunks that statistics (`Repository.analyze`) and
+    coordinates leave open. Select before values are needed, `found.sel(time="2020")`: each
+    access decides anew.
+
+    Args:
+        session: any session.
+        conditions: as for `Session.where`, such as `"t2m > 320 and lat > 60"`.
+        group: path of the group; the root if None.
+        kwargs: for `xarray.open_zarr`, as of `open_dataset`, but `chunks`; times are not decoded in
+            conditions.
+
+    Returns:
+        An array with the coordinates of the group; integers become floats, for values that are
+        missing.
+
+    Raises:
+        InvalidInputError: a condition cannot be understood, or has no order to compare.
+        NodeNotFoundError: there is no such array.
+
+    Cost: opens the group; each access as `Session.where`, and one request for each chunk of the
+    array that holds a match. Memory: the part that is asked for.
+    """
+    if "chunks" in kwargs:
+        raise InvalidInputError(
+            "The array is lazy without Dask. Leave 'chunks' out, and call '.chunk()' on the result."
+        )
+    dataset = open_dataset(session, group=group, chunks=None, **kwargs)
+    with translated():
+        names = list(dict.fromkeys(it.column for it in parse_where(conditions, "The condition")))
+        for name in names:
+            if name not in dataset.variables:
+                raise NodeNotFoundError(
+                    f"A condition is about {name!r}, and the group has no such array. It has "
+                    f"{', '.join(map(str, dataset.variables))}.",
+                    path=name,
+                )
+        if not names:
+            raise InvalidInputError(
+                'There is no condition. Give at least one, such as "t2m > 320 and lat > 60".'
+            )
+    name = max(names, key=lambda it: dataset.variables[it].ndim)
+    variable = dataset.variables[name]
+    lazy = indexing.LazilyIndexedArray(_Selected(session, conditions, group or "/", variable))
+    coords = {it: at for it, at in dataset.coords.items() if set(at.dims) <= set(variable.dims)}
+    coords.pop(name, None)
+    return xarray.DataArray(
+        xarray.Variable(variable.dims, lazy, variable.attrs), coords=coords, name=name
+    )
+
+
+class _Selected(BackendArray):
+    """The cells of a variable that fulfil conditions, read part by part."""
+
+    def __init__(
+        self, session: Session, conditions: str, group: str, variable: xarray.Variable
+    ) -> None:
+        self.shape = variable.shape
+        self.dtype, self._missing = dtypes.maybe_promote(variable.dtype)
+        self._session = session
+        self._conditions = conditions
+        self._group = group
+        self._variable = variable
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(
+            key, self.shape, indexing.IndexingSupport.BASIC, self._read
+        )
+
+    def _read(self, key: tuple[Any, ...]) -> Any:
+        """Return a part; steps, and axes of a single place, are taken from the part around it."""
+        spans: list[slice] = []
+        inner: list[Any] = []
+        for it, length in zip(key, self.shape, strict=True):
+            places = range(length)[it] if isinstance(it, slice) else range(it, it + 1)
+            first, last = (min(places), max(places) + 1) if len(places) else (0, 0)
+            spans.append(slice(first, last))
+            inner.append(np.array(places, np.intp) - first if isinstance(it, slice) else 0)
+        found = np.full([it.stop - it.start for it in spans], self._missing, self.dtype)
+        if found.size:
+            region = tuple(spans)
+            for cells in self._session.where(self._conditions, group=self._group, region=region):
+                values = self._variable[cells.box].to_numpy()
+                corner = zip(cells.box, spans, strict=True)
+                part = found[tuple(slice(b.start - s.start, b.stop - s.start) for b, s in corner)]
+                part[cells.mask] = values[cells.mask]
+        for axis in reversed(range(found.ndim)):
+            found = np.take(found, inner[axis], axis=axis)
+        return found

@@ -1,0 +1,91 @@
+"""Conditions as lazy arrays of xarray: what xarray selects, from few chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from icechunk_async.errors import IcechunkError
+from icechunk_async.sync import Repository, RepositoryConfig
+from icechunk_async.sync.storage import local_filesystem_storage
+from icechunk_async.sync.xarray import open_dataset, open_where, to_icechunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from icechunk_async.sync import Session
+
+assert_equal = cast("Any", xr.testing).assert_equal
+PARTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"time": slice(5, 17)},
+    {"time": slice(None, None, 3), "lat": slice(7, 2, -2)},
+    {"lat": 3},
+    {"time": [11, 2, 2]},
+    {"time": slice(3, 3)},
+)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """Return a session with a field of whole numbers and one of packed ones, analyzed."""
+    repository = Repository.create(
+        local_filesystem_storage(str(tmp_path / "r")),
+        RepositoryConfig(inline_chunk_threshold_bytes=0),
+    )
+    field = np.arange(240).reshape(24, 10)
+    dataset = xr.Dataset(
+        {
+            "t": (("time", "lat"), field),
+            "p": (("time", "lat"), np.where(field % 7 == 0, np.nan, field / 2)),
+        },
+        coords={"time": np.arange(24) * 2, "lat": np.linspace(-90, 90, 10)},
+    )
+    packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (4, 5)}
+    writable = repository.writable_session("main")
+    to_icechunk(dataset, writable, encoding={"t": {"chunks": (4, 5)}, "p": packed})
+    writable.commit("fields")
+    repository.analyze()
+    return repository.readonly_session("main")
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["t", "p"])
+def test_values_are_those_that_xarray_selects(
+    session: Session, name: str, part: dict[str, Any]
+) -> None:
+    """Of any part: slices with steps, single places, lists."""
+    whole = open_dataset(session, chunks=None)
+    wanted = whole[name].where((whole[name] > 50) & (whole.lat > 0))
+    found = open_where(session, f"{name} > 50 and lat > 0")
+    assert_equal(found.isel(part), wanted.isel(part))
+    assert found.attrs == whole[name].attrs
+
+
+def test_chunks_without_a_match_are_not_read(session: Session, tmp_path: Path) -> None:
+    """They are gone; nothing is read before values are asked for."""
+    from icechunk_async.sync.bridge.portal import run
+
+    whole: Any = open_dataset(session, chunks=None)
+    whole.load()
+    workspace = session.handle.now().workspace
+    for at in range(5):
+        handle: Any = run(workspace.find_chunk("/t", (at, 0)))
+        (tmp_path / "r" / "chunks" / str(handle.ref.chunk_id)).unlink()
+    found = open_where(session, "t >= 215")
+    assert found.shape == (24, 10)
+    assert "5 0" not in repr(found)
+    assert_equal(found, whole.t.where(whole.t >= 215))
+
+
+def test_what_cannot_be_asked_is_refused(session: Session) -> None:
+    """With the names that there are."""
+    with pytest.raises(IcechunkError, match=r"about 'x', and the group has no such array.*lat"):
+        open_where(session, "x > 1")
+    with pytest.raises(IcechunkError, match="There is no condition"):
+        open_where(session, "")
+    with pytest.raises(IcechunkError, match="lazy without Dask"):
+        open_where(session, "t > 1", chunks={})
