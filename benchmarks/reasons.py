@@ -44,6 +44,11 @@ is the way out.
     "List nodes through the store": """
 What remains is Zarr's prefix logic and one string for each key, which the interface asks for.
 """,
+    "Many small arrays, and questions about commits": """
+A manifest for each array: half of the time is joining old references with new ones and encoding
+them, array by array, and the other half is writing a file for each. The official engine encodes
+them in compiled code and does not wait for the disk.
+""",
     "Many writers of one branch": """
 A writer that loses a race reads the newer commits, writes its snapshot and log again and retries.
 That takes five requests that depend on one another, and 8 ms of processor time for decoding and

@@ -1,7 +1,8 @@
 """Small repositories on the local disk.
 
 What a program does that opens a repository for one chunk. Blocking classes of both engines; ours
-is synced to the disk when a commit returns, the official engine's is not. TensorStore syncs each
+is synced to the disk when a commit returns, the official engine's is not: it makes no call that
+waits for the disk. *Ours, never synced* is opened with `durability: none`. TensorStore syncs each
 chunk.
 """
 
@@ -19,6 +20,7 @@ from benchmarks.contest import FLOOR
 from benchmarks.floors import sync_a_file
 from benchmarks.peers import chunked, create, open_repository, other_stores, tip_store
 from benchmarks.tensorstores import tensorstore_array
+from icechunk_async.sync.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("ours", "official")
 DRIVERS = ("zarr3", "ocdbt")
+UNSYNCED = "ours, never synced"
 CHUNKS = 10
 CHUNK_BYTES = 8000
 SYNCED = "write a small file and sync it"
@@ -94,9 +97,12 @@ def test_commit(contest: Contest, tmp_path: Path, spec: int) -> None:
     """Change a chunk and make it last."""
     _fill(tmp_path, spec)
     values = count(2)
+    folder = tmp_path / "unsynced"
+    shutil.copytree(tmp_path / "ours", folder)
+    unsynced = Storage(folder.as_uri(), {"durability": "none"})
 
-    def engine(name: str) -> Callable[[], None]:
-        repository = open_repository(name, str(tmp_path / name))
+    def engine(name: str, storage: Any = None) -> Callable[[], None]:
+        repository = open_repository(name, storage or str(tmp_path / name))
 
         def commit() -> None:
             session = repository.writable_session("main")
@@ -113,6 +119,7 @@ def test_commit(contest: Contest, tmp_path: Path, spec: int) -> None:
         f"local: change a chunk and commit, format {spec}",
         {
             **{name: engine(name) for name in ENGINES},
+            UNSYNCED: engine("ours", unsynced),
             **{f"tensorstore {driver}": tensorstore(driver) for driver in DRIVERS},
             FLOOR: lambda: sync_a_file(tmp_path),
         },
