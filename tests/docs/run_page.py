@@ -19,6 +19,7 @@ import sys
 import tomllib
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ REPOSITORY = Path(__file__).parents[2]
 # The tools that set up and check the project give warnings that do not concern its code.
 _STRICT = {"PYTHONWARNINGS", "PYTHONWARNDEFAULTENCODING"}
 _LENIENT = {name: value for name, value in os.environ.items() if name not in _STRICT}
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+"""Those in tabs are indented."""
 _TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
@@ -37,7 +39,7 @@ def blocks(page: Path) -> list[tuple[int, str, str]]:
     """Return line number, language and text of each block of a page."""
     text = page.read_text(encoding="utf-8")
     return [
-        (text.count("\n", 0, match.start()) + 1, match[1], match[2])
+        (text.count("\n", 0, match.start()) + 1, match[2], dedent(match[3]))
         for match in _BLOCK.finditer(text)
     ]
 

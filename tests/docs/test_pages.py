@@ -76,7 +76,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def without_blocks(page: Path) -> str:
     """Return the text of a page; code may look like a link."""
     return re.sub(
-        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
     )
 
 
