@@ -232,16 +232,26 @@ async def _opened(
 
 
 def streaming_command[D](
-    function: Callable[..., AsyncIterator[D]], show: Callable[[D, Console], None]
+    function: Callable[..., AsyncIterator[D]],
+    show: Callable[[D, Console], None],
+    *,
+    authorizes: bool = False,
 ) -> Callable[..., None]:
     """Return a command that opens a repository and prints documents as a function yields them.
 
     With ``--json`` each is one line. See `repository_command` for the rest.
     """
 
-    async def work(url: str, options: dict[str, Any], *, as_json: bool, **arguments: Any) -> None:
+    async def work(
+        url: str,
+        options: dict[str, Any],
+        *,
+        as_json: bool,
+        authorize: list[str] | None = None,
+        **arguments: Any,
+    ) -> None:
         console = make_console()
-        async with _opened(url, options) as repository:
+        async with _opened(url, options, authorize) as repository:
             async for document in function(repository, **arguments):
                 if as_json:
                     typer.echo(_to_json(document, indent=None))
@@ -255,7 +265,10 @@ def streaming_command[D](
         with _reporting(debug=debug, error_code=1):
             asyncio.run(work(url, dict(option or ()), as_json=as_json, **arguments))
 
-    return _described(run, function, _parameters_of(function)[1:])
+    parameters = _parameters_of(function)[1:]
+    if authorizes:
+        parameters.append(_keyword("authorize", Authorize))
+    return _described(run, function, parameters)
 
 
 def url_command[D](

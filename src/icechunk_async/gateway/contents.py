@@ -22,6 +22,7 @@ from icechunk_async.errors import InvalidStoreKeyError, NotFoundError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.paths import ancestors
+from icechunk_async.gateway.page import index_page, snapshot_page
 from icechunk_async.gateway.requests import Ref
 from icechunk_async.zarr.keys import ChunkKey, MetadataKey, parse_key
 
@@ -144,8 +145,6 @@ class Contents:
         key = session.snapshot_id, f"@{ref}"  # no path of a node begins so
 
         async def make() -> Found:
-            from icechunk_async.gateway.page import snapshot_page  # noqa: PLC0415 -- rarely used
-
             text = await snapshot_page(self.repository, session, ref, lambda it: f"../@{it}/")
             return self._keep(key, text.encode(), PAGE_TYPE)
 
@@ -153,13 +152,11 @@ class Contents:
 
     async def index(self) -> Found:
         """Return the page above all refs. Cost: one request each for branches and tags."""
-        from icechunk_async.gateway.page import index_page  # noqa: PLC0415 -- rarely used
-
-        branches = await self.repository.branches()
-        tags = await self.repository.tags()
-        kinds = [*(Ref("branch", it) for it in branches), *(Ref("tag", it) for it in tags)]
-        refs = {str(it): f"./{it.segment}/" for it in kinds}
-        data = index_page("Icechunk repository", branches, tags, refs).encode()
+        targets = {
+            **{Ref("branch", name): it for name, it in (await self.repository.branches()).items()},
+            **{Ref("tag", name): it for name, it in (await self.repository.tags()).items()},
+        }
+        data = index_page("Icechunk repository", targets).encode()
         return Found(len(data), PAGE_TYPE, _etag(data), data)
 
     def _keep(self, key: tuple[SnapshotId, str], data: bytes, media_type: str) -> Found:

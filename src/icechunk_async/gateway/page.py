@@ -87,32 +87,24 @@ class _Page:
     slices: list[Slice] = field(default_factory=list[Slice])
 
 
-def index_page(
-    title: str,
-    branches: Mapping[str, SnapshotId],
-    tags: Mapping[str, SnapshotId],
-    refs: Mapping[str, str],
-) -> str:
+def index_page(title: str, targets: Mapping[Ref, SnapshotId]) -> str:
     """Return the page above all refs.
 
     Args:
-        title: what is served.
-        branches: by name.
-        tags: by name.
-        refs: where each ref is, by ``branch.NAME`` or ``tag.NAME``.
+        title: of the page.
+        targets: refs that have pages, and the snapshots that they name.
     """
     body = [f"<h1>{literal(title)}</h1>", "<p>A versioned Zarr hierarchy, read-only.</p>"]
-    for kind, heading, found in (("branch", "Branches", branches), ("tag", "Tags", tags)):
-        body.append(f"<h2>{heading}</h2>")
-        if not found:
-            body.append("<p>No names yet.</p>")
+    for kind, heading in (("branch", "Branches"), ("tag", "Tags"), ("snapshot", "Snapshots")):
+        refs = sorted((it for it in targets if it.kind == kind), key=lambda it: it.name)
+        if not refs:
             continue
         rows = (
-            f'<tr><td><a href="{literal(refs[f"{kind}.{name}"])}">{literal(name)}</a></td>'
-            f"<td>{literal(found[name])}</td></tr>"
-            for name in sorted(found)
+            f'<tr><td><a href="{literal(f"./{it.segment}/")}">{literal(it.name)}</a></td>'
+            f"<td>{literal(targets[it])}</td></tr>"
+            for it in refs
         )
-        body.append('<div class="wide"><table>' + "".join(rows) + "</table></div>")
+        body += [f"<h2>{heading}</h2>", f'<div class="wide"><table>{"".join(rows)}</table></div>']
     return document(title, body, style=_STYLE)
 
 

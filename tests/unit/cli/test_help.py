@@ -44,6 +44,7 @@ COMMANDS = {
     ("repair",): "{sample}",
     ("copy",): "{sample} {new}",
     ("sync",): "{sample} {new}",
+    ("publish-static",): "{sample} {new} --authorize {container}",
     ("migrate",): "{copy}",
     ("branch", "list"): "{sample}",
     ("branch", "create"): "{copy} b",
@@ -82,7 +83,12 @@ def test_keys_of_json_are_documented(
     command: tuple[str, ...], sample: Sample, repository: Path, tmp_path: Path
 ) -> None:
     """--json prints one document, and its help names every key in it."""
-    places = {"new": tmp_path / "new", "sample": sample.path, "copy": repository}
+    places = {
+        "new": tmp_path / "new",
+        "sample": sample.path,
+        "copy": repository,
+        "container": sample.container,
+    }
     arguments = COMMANDS[command].format(**places).split()
     outcome = run(*command, *arguments, "--json")
     assert (outcome.exit_code, outcome.stderr) == (0, "")

@@ -115,6 +115,7 @@ def test_what_cannot_be_served_is_told_in_a_sentence(repository: Path, tmp_path:
             (("--port", port), "Address already in use"),
             (("--host", "no host"), "cannot be listened at"),
             (("--grants", str(tmp_path / "none")), "cannot be read"),
+            (("--authorize", "s3://none/"), "s3://none/"),
         ]:
             outcome = run("serve", str(repository), *arguments)
             assert (outcome.exit_code, outcome.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""`serve`: plain Zarr over HTTP, for readers that know only that."""
+"""`serve` and `publish-static`: plain Zarr over HTTP, or as files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import anyio
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.declaring import streaming_command
+from icechunk_async.cli.console import SNAPSHOT, make_table, plain, showing_progress
+from icechunk_async.cli.declaring import (
+    OptionPair,
+    parse_pair,
+    repository_command,
+    streaming_command,
+)
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -57,6 +63,26 @@ _Concurrent = Annotated[
 _Deadline = Annotated[
     float, typer.Option("--deadline", metavar="SECONDS", min=0.1, help="Time for a request.")
 ]
+_Destination = Annotated[
+    str, typer.Argument(metavar="DESTINATION", help="Path or URL of the files.")
+]
+_DestinationOptions = Annotated[
+    list[OptionPair] | None,
+    typer.Option(
+        "--destination-option",
+        metavar="KEY=VALUE",
+        parser=parse_pair,
+        help="An option of the destination's backend. May be repeated.",
+    ),
+]
+_Refs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ref",
+        metavar="REF",
+        help="A branch, a tag or a snapshot id; main by default. May be repeated.",
+    ),
+]
 _Quiet = Annotated[bool, typer.Option("--quiet", help="Write no access log on standard error.")]
 
 
@@ -67,6 +93,26 @@ class Serving:
     url: str
     """Of the server."""
     repository: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFolder:
+    """A branch, a tag or a snapshot as files."""
+
+    ref: str
+    snapshot_id: str
+    written: int
+    kept: int
+    deleted: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFiles:
+    """The document of `publish-static`."""
+
+    destination: str
+    bytes_written: int
+    refs: list[PublishedFolder]
 
 
 async def serve(
@@ -135,6 +181,49 @@ def _show(document: Serving, console: Console) -> None:
     console.print(Text(f"Arrays of main: {document.url}/@branch.main/"), soft_wrap=True)
 
 
+async def publish_static(
+    repository: Repository,
+    destination: _Destination,
+    *,
+    destination_option: _DestinationOptions = None,
+    ref: _Refs = None,
+    stored_documents: _Stored = False,
+) -> PublishedFiles:
+    """Write what serve serves as files, for a file server without a process.
+
+    Each branch, tag or snapshot becomes a folder such as @branch.main, of plain Zarr and a page.
+    Run it again to bring a branch up to date, or to mend what was interrupted: it writes the
+    chunks that changed and deletes those that are gone. A destination with other files is refused.
+
+    JSON keys: destination, bytes_written, refs (each: ref, snapshot_id, written, kept, deleted).
+    """
+    from icechunk_async.gateway import publish_static as publish  # noqa: PLC0415 -- slow to import
+
+    with showing_progress() as progress:
+        done = await publish(
+            repository,
+            destination,
+            refs=ref or ("main",),
+            storage_options=dict(destination_option or ()),
+            consolidated=not stored_documents,
+            progress=progress,
+        )
+    refs = [
+        PublishedFolder(it.ref, str(it.snapshot_id), it.written, it.kept, it.deleted)
+        for it in done.refs
+    ]
+    return PublishedFiles(destination, done.bytes_written, refs)
+
+
+def _show_published(document: PublishedFiles, console: Console) -> None:
+    table = make_table("FOLDER", "SNAPSHOT", "WRITTEN", "KEPT", "DELETED")
+    for it in document.refs:
+        counts = (Text(f"{count:,}") for count in (it.written, it.kept, it.deleted))
+        table.add_row(plain(f"@{it.ref}"), Text(it.snapshot_id, SNAPSHOT), *counts)
+    console.print(table)
+
+
 def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(streaming_command(serve, _show))
+    """Add the commands."""
+    app.command()(streaming_command(serve, _show, authorizes=True))
+    app.command()(repository_command(publish_static, _show_published, authorizes=True))
