@@ -234,7 +234,7 @@ class _Publication:
         }
 
     async def _before(self, ref: Ref) -> Session | None:
-        """Return a session on the published snapshot, if it is whole and still in the repository."""
+        """Return a session on the published snapshot; None unless it is whole and still there."""
         noted = self.note.get(str(ref))
         if noted is None:
             return None
