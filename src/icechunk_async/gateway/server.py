@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["listening", "run", "url_of"]
 
 _BACKLOG: Final = 2048
+_LONGEST_HEAD: Final = 64 << 10
+"""Bytes of a request's line and headers; the gateway refuses less in a sentence."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -105,6 +107,7 @@ async def run(gateway: Gateway, listener: socket.socket, *, deadline_seconds: fl
 
     config = uvicorn.Config(
         gateway,
+        http=_bounded_protocol(),
         access_log=False,  # the gateway's own knows principals
         log_level="warning",
         lifespan="off",  # the program opened it
@@ -117,13 +120,49 @@ async def run(gateway: Gateway, listener: socket.socket, *, deadline_seconds: fl
         raise KeyboardInterrupt
 
 
+def _bounded_protocol() -> Any:
+    """Return uvicorn's faster protocol, with a limit to the bytes of a request's head.
+
+    It takes half of the processor time of the other one, which has a limit, and collects a head
+    of any length.
+    """
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: PLC0415 -- optional
+
+    class Protocol(HttpToolsProtocol):
+        """One that answers 400 to a head that does not end."""
+
+        in_head = True
+        head_bytes = 0
+
+        def on_message_begin(self) -> None:
+            """Begin a head."""
+            self.in_head, self.head_bytes = True, 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            """End it."""
+            self.in_head = False
+            super().on_headers_complete()
+
+        def data_received(self, data: bytes) -> None:
+            """Count what came of a head that is not complete."""
+            super().data_received(data)
+            if self.in_head and not self.transport.is_closing():
+                self.head_bytes += len(data)
+                if self.head_bytes > _LONGEST_HEAD:
+                    self.send_400_response("The head of the request is too long.")
+
+    return Protocol
+
+
 def _uvicorn() -> Any:
     try:
+        import httptools  # noqa: F401, PLC0415 # pyright: ignore[reportUnusedImport]
         import uvicorn  # noqa: PLC0415 -- of the extra "serve"
     except ModuleNotFoundError as error:
         raise MissingDriverError(
-            "Serving needs uvicorn, which is not installed. Install it with: pip install "
+            f"Serving needs {error.name}, which is not installed. Install it with: pip install "
             "'icechunk-async[serve]'",
-            module="uvicorn",
+            module=error.name,
         ) from error
     return uvicorn

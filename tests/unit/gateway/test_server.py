@@ -69,9 +69,13 @@ def test_a_cold_open_and_a_slice_take_two_requests(server: Server) -> None:
 
 
 def test_bytes_that_are_not_http_end_in_400(server: Server) -> None:
-    """So do headers without end; the server continues."""
+    """So do headers and a line without end, which are not collected; the server continues."""
     parts = urlsplit(server.url)
-    for sent in (b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * (1 << 20)):
+    for sent in (
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * (1 << 20),
+        b"GET /" + b"z" * (1 << 20),
+    ):
         with socket.create_connection((parts.hostname, parts.port), timeout=60) as client:
             try:
                 client.sendall(sent)
