@@ -25,6 +25,7 @@ def _importable(name: str) -> bool:
 
 def pytest_configure() -> None:
     """Let interrupts reach tests and what they start, also where a shell ignores them."""
+    gc.disable()  # until all tests are collected, which makes many objects and no garbage
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -74,6 +75,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over thousands of tests, which stay until the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 _OURS = [
