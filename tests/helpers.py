@@ -33,12 +33,12 @@ __all__ = [
 
 
 def examples(count: int) -> settings:
-    """Return Hypothesis settings for ``count`` examples, of which most runs try a quarter.
+    """Return Hypothesis settings for ``count`` examples, of which most runs try an eighth.
 
     Each run tries others. ``EXAMPLES=all`` in the environment, as in tox's thorough, means all.
     """
-    share = 1 if os.environ.get("EXAMPLES") == "all" else 4
-    return settings(max_examples=max(count // share, 20), deadline=None)
+    share = 1 if os.environ.get("EXAMPLES") == "all" else 8
+    return settings(max_examples=max(count // share, 12), deadline=None)
 
 
 def memory_url() -> str:

@@ -1,14 +1,18 @@
-"""Runs the blocks of one Markdown page in order, as a reader would; ends at the first failure.
+"""Runs the blocks of Markdown pages in order, as a reader would; a page ends at the first failure.
 
 Python blocks share one namespace and may await at the top level. Shell blocks run in the same
-directory; of ``icechunk-async`` the first is a new process, and the others are forks of one
-that has imported the command. Used as ``python run_page.py PAGE``.
+directory. What pages begin with, a fresh interpreter that imports NumPy and Zarr, is made once:
+each page is a fork of a process that has imported them, and so is each command ``icechunk-async``
+but those of the README, which people try first.
+
+``python run_page.py PAGE`` runs one page, ``python run_page.py`` those that `test_pages` asks for.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import json
 import os
@@ -20,10 +24,10 @@ import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType
 
 REPOSITORY = Path(__file__).parents[2]
@@ -71,12 +75,11 @@ def run(page: Path) -> None:
 
 
 class _Command:
-    """``icechunk-async``: a process the first time, later forks of one that is ready."""
+    """``icechunk-async``: forks of a process that is ready, or processes."""
 
     def __init__(self, requests: int | None, replies: int | None) -> None:
         self._requests = requests
         self._replies = replies
-        self._is_first = True
 
     def run(self, arguments: list[str]) -> None:
         """Run it to its end.
@@ -84,8 +87,7 @@ class _Command:
         Raises:
             subprocess.CalledProcessError: its exit code is not 0.
         """
-        if self._is_first or self._requests is None or self._replies is None:
-            self._is_first = False
+        if self._requests is None or self._replies is None:
             program = Path(sys.executable).with_name("icechunk-async")
             subprocess.run([str(program), *arguments], check=True)
             return
@@ -98,14 +100,12 @@ class _Command:
 
 @contextmanager
 def _commands(page: Path) -> Iterator[_Command]:
-    """Fork a process that waits for commands, before there are threads; if the page has several."""
-    texts = [text for _, language, text in blocks(page) if language not in {"python", "text"}]
-    if len(re.findall(r"^icechunk-async", "".join(texts), re.MULTILINE)) < 2:
+    """Fork a process that waits for commands, before there are threads; if the page has any."""
+    texts = [text for _, language, text in blocks(page) if language == "sh"]
+    has_commands = re.search(r"^icechunk-async", "".join(texts), re.MULTILINE)
+    if page.name == "README.md" or "icechunk_async.cli.app" not in sys.modules or not has_commands:
         yield _Command(None, None)
         return
-    import icechunk_async.cli.app
-    import icechunk_async.repository  # noqa: F401 -- and with it NumPy, before the fork
-
     there, requests = os.pipe()
     replies, back = os.pipe()
     pid = os.fork()
@@ -113,7 +113,7 @@ def _commands(page: Path) -> Iterator[_Command]:
         os.close(requests)
         with os.fdopen(there, encoding="utf-8") as lines:
             for line in lines:
-                os.write(back, bytes([_run_in_fork(*json.loads(line))]))
+                os.write(back, bytes([_in_fork(_command, *json.loads(line))]))
         os._exit(0)
     os.close(there)
     os.close(back)
@@ -125,20 +125,29 @@ def _commands(page: Path) -> Iterator[_Command]:
         os.waitpid(pid, 0)
 
 
-def _run_in_fork(arguments: list[str], directory: str, environment: dict[str, str]) -> int:
-    """Return the exit code of a command."""
+def _command(arguments: list[str], directory: str, environment: dict[str, str]) -> None:
+    from icechunk_async.cli import main
+
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["icechunk-async", *arguments]
+    main()
+
+
+def _in_fork(work: Callable[..., None], *arguments: Any) -> int:
+    """Return the exit code of a fork that does some work."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255
+    os._exit(_finished(work, *arguments))
+
+
+def _finished(work: Callable[..., None], *arguments: Any) -> int:
+    """Return the exit code that an interpreter would end with after some work."""
     code = 1
     try:
-        from icechunk_async.cli import main
-
-        os.chdir(directory)
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.argv = ["icechunk-async", *arguments]
-        main()
+        work(*arguments)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -147,7 +156,30 @@ def _run_in_fork(arguments: list[str], directory: str, environment: dict[str, st
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+    return code
+
+
+def serve() -> None:
+    """Run pages: each line of input asks for one, each line of output is an exit code.
+
+    What a page prints goes to a file.
+    """
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # or programs of pages would read requests
+    for line in requests:
+        asked = json.loads(line)
+        with Path(asked["output"]).open("ab") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        code = _in_fork(_page, asked["page"], asked["directory"])
+        print(code, file=replies, flush=True)
+
+
+def _page(page: str, directory: str) -> None:
+    os.chdir(directory)
+    run(Path(page))
 
 
 def _execute(code: CodeType, namespace: dict[str, object], runner: asyncio.Runner) -> None:
@@ -193,4 +225,12 @@ def _check_that_ci_runs(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    if sys.argv[1:]:
+        run(Path(sys.argv[1]))
+    else:
+        # With NumPy and Zarr, which all pages import, and Matplotlib and xarray, which many do.
+        for name in ("cli.app", "repository", "sync"):
+            importlib.import_module(f"icechunk_async.{name}")
+        for name in ("matplotlib.figure", "xarray"):
+            importlib.import_module(name)
+        serve()

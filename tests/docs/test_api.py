@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from importlib import import_module
 
 import griffe
@@ -74,12 +75,17 @@ def test_the_index_lists_every_page() -> None:
     assert missing == ["index.md"]
 
 
+@cache
+def shown_package() -> griffe.Object | griffe.Alias:
+    """Return the package as the reference shows it."""
+    extensions = griffe.load_extensions(str(REPOSITORY / "tools" / "shared_text.py"))
+    return griffe.load("icechunk_async", search_paths=[REPOSITORY / "src"], extensions=extensions)
+
+
 @pytest.mark.parametrize("name", ["Repository", "Session"])
 def test_methods_of_the_facade_show_the_text_that_they_share_with_native_ones(name: str) -> None:
     """The pages are made from the source, in which it stands only once."""
-    extensions = griffe.load_extensions(str(REPOSITORY / "tools" / "shared_text.py"))
-    loaded = griffe.load("icechunk_async", search_paths=[REPOSITORY / "src"], extensions=extensions)
-    shown = loaded[f"sync.{name.lower()}.{name}"]
+    shown = shown_package()[f"sync.{name.lower()}.{name}"]
     twins = {
         method: getattr(sync, name).__dict__[method]
         for method in vars(getattr(sync, name))

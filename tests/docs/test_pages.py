@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.docs.run_page import REPOSITORY, blocks
 from tests.spark.java import java_home
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAGES = sorted(
     page
@@ -34,10 +39,8 @@ spark.sql.shuffle.partitions 2
 """
 
 
-def _for_spark(page: Path, directory: Path) -> dict[str, str]:
-    """Return the variables that Spark needs here, for the pages that are about it."""
-    if "spark" not in page.name:
-        return {}
+def _for_spark(directory: Path) -> dict[str, str]:
+    """Return the variables that Spark needs here."""
     settings = directory / "spark-conf" / "spark-defaults.conf"
     settings.parent.mkdir()
     settings.write_text(SPARK_DEFAULTS, encoding="utf-8")
@@ -50,20 +53,91 @@ def _for_spark(page: Path, directory: Path) -> dict[str, str]:
     return found if home is None else {**found, "JAVA_HOME": home}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+class Runner:
+    """A process that runs pages."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, page: Path, directory: Path) -> tuple[int, str]:
+        """Return the exit code and the output of a page that runs in a directory."""
+        output = directory / "output.txt"
+        place = directory / "page"
+        place.mkdir()
+        request = {"page": str(page), "directory": str(place), "output": str(output)}
+        process = self._process or self._start()
+        self._process = None  # unless it answers
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            print(json.dumps(request), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        except BaseException:
+            _end(process)
+            raise
+        if answer:
+            self._process = process
+        else:
+            _end(process)
+        return int(answer or -1), output.read_text(encoding="utf-8", errors="replace")
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(RUNNER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            env=_environment(),
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            _end(self._process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with process:
+        pass
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONWARNINGS": "error",
+        "PYTHONWARNDEFAULTENCODING": "",
+        "COLUMNS": "100",
+        "OPENBLAS_NUM_THREADS": "1",  # forks are made before there are threads
+    }
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """Run pages in forks."""
+    made = Runner()
+    yield made
+    made.close()
+
+
+def _of(pages: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda it: str(it.relative_to(REPOSITORY)))
+
+
+@_of([page for page in PAGES if "spark" not in page.name])
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, runner: Runner) -> None:
     """In order, in an empty directory, without a warning."""
+    code, output = runner.run(page, tmp_path)
+    assert code == 0, output
+
+
+@_of([page for page in PAGES if "spark" in page.name])
+def test_the_blocks_of_a_page_about_spark_run(page: Path, tmp_path: Path) -> None:
+    """Likewise, in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(RUNNER), str(page)],
         cwd=tmp_path,
-        env={
-            **os.environ,
-            **_for_spark(page, tmp_path),
-            "PYTHONWARNINGS": "error",
-            "PYTHONWARNDEFAULTENCODING": "",
-            "COLUMNS": "100",
-            "OPENBLAS_NUM_THREADS": "1",  # a page's process forks before there are threads
-        },
+        env={**_environment(), **_for_spark(tmp_path)},
         capture_output=True,
         text=True,
         encoding="utf-8",

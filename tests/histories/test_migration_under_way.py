@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 COMMITS = 12
-SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "3")))
+SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "2")))
 RATES = FaultRates(
     lost_replies=0.1,
     lost_requests=0.1,

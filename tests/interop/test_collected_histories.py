@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from icechunk_async import Session
 
-SEEDS: Final = range(int(os.environ.get("INTEROP_SEEDS", "2")))
+SEEDS: Final = range(int(os.environ.get("INTEROP_SEEDS", "1")))
 WRITERS: Final = 3
 MOMENT: Final = 0.02
 

@@ -24,7 +24,7 @@ from tests.interop.theirs import icechunk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLES = int(os.environ.get("SIDE_BY_SIDE_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("SIDE_BY_SIDE_EXAMPLES", "5"))
 STEPS = int(os.environ.get("SIDE_BY_SIDE_STEPS", "25"))
 
 SLOTS = st.integers(0, 2)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.interop.edits import Sources
 
 
-SEEDS = range(int(os.environ.get("UPKEEP_SEEDS", "4")))
+SEEDS = range(int(os.environ.get("UPKEEP_SEEDS", "2")))
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 DAYS = 20
 """How far back the ages of files reach."""

@@ -34,7 +34,7 @@ pytest.importorskip("pyarrow", reason="sparse arrays are read as Arrow, which is
 # Importing takes memory, which is not that of a file.
 importlib.import_module("icechunk_async.tiledb.arrays.sparse")
 
-ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "30"))
 SEED = os.environ.get("FUZZ_SEED", "1")
 pytestmark = pytest.mark.timeout(300 + 5 * ROUNDS)
 _MOST_CELLS = 100_000

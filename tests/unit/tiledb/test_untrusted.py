@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     type Look = Callable[[bytes], object]
 
-ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "30"))
 CASES = 4 * ROUNDS
 """Damaged files of each kind."""
 SEED = os.environ.get("FUZZ_SEED", "1")

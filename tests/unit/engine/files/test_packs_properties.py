@@ -173,7 +173,7 @@ async def _run(steps: list[Step], packing: Packing, spec: int) -> list[object]:
         return await Worker(repository).run(steps)
 
 
-@settings(max_examples=int(os.environ.get("PACKING_EXAMPLES", "40")), deadline=None)
+@settings(max_examples=int(os.environ.get("PACKING_EXAMPLES", "20")), deadline=None)
 @given(steps=STEPS, packing=st.sampled_from(PACKINGS[1:]), spec=st.sampled_from([1, 2]))
 def test_packing_changes_nothing_that_is_read(
     steps: list[Step], packing: Packing, spec: int

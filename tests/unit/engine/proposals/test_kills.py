@@ -73,6 +73,7 @@ async def check_whole(repository: Repository, base: SnapshotId, check: Counting)
         assert (await repository.lookup_snapshot(tip)).parent_id == base
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_killed_while_proposing(spec: int, *, carried_out: bool) -> None:
@@ -103,6 +104,7 @@ async def test_killed_while_proposing(spec: int, *, carried_out: bool) -> None:
     raise AssertionError("it makes endless requests")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("spec", [1, 2])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_WAITS = 200
 STEP = 1 if os.environ.get("EXAMPLES") == "all" else 2
 """Of the waits every second by default; which ones differs from test to test."""
-SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "2")))
+SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "1")))
 
 
 class Interrupted(WrappedStorage):

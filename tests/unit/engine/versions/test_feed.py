@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from icechunk_async import SnapshotId
     from icechunk_async.versions import Change
 
-SEEDS = range(1000 if os.environ.get("EXAMPLES") == "all" else 6)
+SEEDS = range(1000 if os.environ.get("EXAMPLES") == "all" else 3)
 
 
 async def feed(repository: Repository, *refs: object, **options: object) -> list[Change]:

@@ -18,7 +18,7 @@ from tests.unit.zarr.test_append import append, begin, series
 if TYPE_CHECKING:
     from icechunk_async import SnapshotId
 
-SEEDS = range(1000 if os.environ.get("EXAMPLES") == "all" else 4)
+SEEDS = range(1000 if os.environ.get("EXAMPLES") == "all" else 2)
 
 
 async def line(repository: Repository, branch: str = "main") -> list[SnapshotId]:
