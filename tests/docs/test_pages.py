@@ -133,7 +133,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, runner: Runner) ->
 
 @_of([page for page in PAGES if "spark" in page.name])
 def test_the_blocks_of_a_page_about_spark_run(page: Path, tmp_path: Path) -> None:
-    """Likewise, in a process of its own."""
+    """In order, in an empty directory, without a warning; in a separate process."""
     done = subprocess.run(
         [sys.executable, str(RUNNER), str(page)],
         cwd=tmp_path,
