@@ -33,6 +33,7 @@ __all__ = [
     "decode_transaction_log",
     "encode_transaction_log",
     "fitting_level",
+    "in_stored_order",
     "unique_coordinates",
 ]
 
@@ -180,6 +181,11 @@ def _moves(root: Tables) -> Iterable[Move]:
         yield Move(sources[row], targets[row], NodeId(nodes[row].tobytes()), kind == 1)
 
 
+def in_stored_order(moves: Iterable[Move]) -> tuple[Move, ...]:
+    """Return moves as a stored log has them: by where they lead to, parents first."""
+    return tuple(sorted(moves, key=lambda move: move.target.split("/")))
+
+
 def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview:
     """Return the FlatBuffer of a transaction log.
 
@@ -196,7 +202,7 @@ def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview
     nodes = sorted(log.updated_chunks)
     vector = layout.place_vector(len(nodes), 4, 4)
     blocks = [_ChunkBlock(layout, node, log.updated_chunks[node]) for node in nodes]
-    moves = sorted(log.moves, key=lambda move: move.target.split("/"))
+    moves = in_stored_order(log.moves)
     moves_at = layout.place_vector(len(moves), 4, 4)
     move_blocks = [_MoveBlock(layout, move) for move in moves]
 

@@ -6,7 +6,7 @@ one is always right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +31,7 @@ from icechunk_async.errors import (
     SnapshotNotFoundError,
 )
 from icechunk_async.format.envelope import FileType, pack
+from icechunk_async.format.transaction_log import in_stored_order
 from icechunk_async.storage import BlockingStorage
 from icechunk_async.storage.extensions import ByteReads
 
@@ -288,7 +289,8 @@ class Assets:
             return b""
         size_bytes = sum(coords.nbytes for coords in log.updated_chunks.values())
         packed = await self.compute(lambda: codec.encode(log, level), size_bytes=size_bytes)
-        self.recent.keep_log(log)  # it is not stored yet; then nobody asks for it
+        # As it is read; it is not stored yet, and until then nobody asks for it.
+        self.recent.keep_log(replace(log, moves=in_stored_order(log.moves)))
         return packed
 
     async def put_transaction_log(self, log: TransactionLog) -> None:
