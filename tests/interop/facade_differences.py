@@ -16,6 +16,7 @@ _MORE: Final = (
 _LEASE: Final = "takes `lease` and `owner` as well, for sessions that garbage collection spares"
 _ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
 
+_REF: Final = "takes `ref` (`from_ref`, `to_ref`) as well, by keyword only: a ref of any kind"
 _SUMS: Final = "takes sums and verify_reads as well, by keyword only"
 DIFFERENT: Final = {
     "AncestryGraph": _PLAIN,
@@ -40,12 +41,20 @@ DIFFERENT: Final = {
     "ObjectStoreConfig.Gcs": _DEFAULTS,
     "ObjectStoreConfig.Http": _DEFAULTS,
     "RepoAvailability": _ENUM,
+    "Repository.ancestry": _REF,
+    "Repository.ancestry_graph": _REF,
+    "Repository.ancestry_graph_async": _REF,
+    "Repository.async_ancestry": _REF,
     "Repository.create": _SUMS,
     "Repository.create_async": _SUMS,
+    "Repository.diff": _REF,
+    "Repository.diff_async": _REF,
     "Repository.open": _SUMS,
     "Repository.open_async": _SUMS,
     "Repository.open_or_create": _SUMS,
     "Repository.open_or_create_async": _SUMS,
+    "Repository.readonly_session": _REF,
+    "Repository.readonly_session_async": _REF,
     "Repository.transaction": _MORE,
     "Repository.writable_session": _LEASE,
     "Repository.writable_session_async": _LEASE,

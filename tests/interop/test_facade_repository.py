@@ -61,12 +61,22 @@ def test_every_member_has_the_same_arguments(name: str) -> None:
 _COMMITTING = ("timeout_seconds", "once", "unchanged")
 _CHECKED = ("sums", "verify_reads", "after_commit")
 _OPENING = ("create", "open", "open_or_create")
+_READING = (
+    "ancestry",
+    "ancestry_graph",
+    "ancestry_graph_async",
+    "async_ancestry",
+    "readonly_session",
+    "readonly_session_async",
+)
 _ADDED = {
     **dict.fromkeys((*_OPENING, *(f"{it}_async" for it in _OPENING)), _CHECKED),
     **dict.fromkeys(("commit", "commit_async"), (*_COMMITTING, "allow_missing_forks")),
     **dict.fromkeys(
         ("writable_session", "writable_session_async"), ("lease", "owner", "deduplicate")
     ),
+    **dict.fromkeys(("diff", "diff_async"), ("from_ref", "to_ref")),
+    **dict.fromkeys(_READING, ("ref",)),
     "transaction": (*_COMMITTING, "deduplicate"),
 }
 """Arguments that the official methods do not have."""
