@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._version import __version__
 
 if TYPE_CHECKING:
+    from icechunk_async.by_url import open_url
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.repository import Repository
     from icechunk_async.session import ForkSession, Session
+    from icechunk_async.urls import IcechunkURL
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = [
     "ForkSession",
     "IcechunkStore",
+    "IcechunkURL",
     "Packing",
     "Repository",
     "RepositoryConfig",
@@ -26,18 +29,21 @@ __all__ = [
     "SnapshotId",
     "Transaction",
     "__version__",
+    "open_url",
 ]
 
 # Imported at first use: backends and the command need not wait for zarr and NumPy.
 _HOMES: Final = {
     "ForkSession": "icechunk_async.session",
     "IcechunkStore": "icechunk_async.zarr.store",
+    "IcechunkURL": "icechunk_async.urls",
     "Packing": "icechunk_async.engine.files.packs",
     "Repository": "icechunk_async.repository",
     "RepositoryConfig": "icechunk_async.format.config",
     "Session": "icechunk_async.session",
     "SnapshotId": "icechunk_async.format.ids",
     "Transaction": "icechunk_async.engine.commit.once",
+    "open_url": "icechunk_async.by_url",
 }
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type

@@ -2863,6 +2863,10 @@ def _request(
     config: RepositoryConfig | None = None,
     authorized: Mapping[str, VirtualAccess] | None = None,
 ) -> Request:
+    if isinstance(location, str) and "|" in location:
+        from icechunk_async.urls import plain_location  # noqa: PLC0415 -- loaded when it is used
+
+        location = plain_location(location)
     return Request(location, dict(storage_options or {}), config, dict(authorized or {}))
 
 

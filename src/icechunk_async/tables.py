@@ -21,7 +21,7 @@ from icechunk_async.versions import ChunkChanges, NodeChange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from icechunk_async.repository import Repository
     from icechunk_async.session import Session
@@ -101,7 +101,8 @@ async def read_table(
     branch: str | None = None,
     tag: str | None = None,
     snapshot_id: SnapshotId | str | None = None,
-    as_of: datetime | None = None,
+    ref: SnapshotId | str | None = None,
+    as_of: datetime | timedelta | str | None = None,
     from_snapshot_id: SnapshotId | str | None = None,
     group: str = "",
 ) -> pa.Table:
@@ -115,6 +116,7 @@ async def read_table(
         branch=branch,
         tag=tag,
         snapshot_id=snapshot_id,
+        ref=ref,
         as_of=as_of,
         from_snapshot_id=from_snapshot_id,
         group=group,
@@ -129,7 +131,8 @@ async def table_batches(
     branch: str | None = None,
     tag: str | None = None,
     snapshot_id: SnapshotId | str | None = None,
-    as_of: datetime | None = None,
+    ref: SnapshotId | str | None = None,
+    as_of: datetime | timedelta | str | None = None,
     from_snapshot_id: SnapshotId | str | None = None,
     group: str = "",
 ) -> AsyncGenerator[pa.RecordBatch]:
@@ -142,6 +145,7 @@ async def table_batches(
         branch: the snapshot at its tip; ``main`` if nothing is named.
         tag: its snapshot.
         snapshot_id: this snapshot.
+        ref: any of these, see `Repository.readonly_session`.
         as_of: with a branch: what was its tip at this time.
         from_snapshot_id: for ``changes``: the snapshot to compare with; the parent if None.
         group: for ``nodes``, ``manifests``, ``chunks``: only what lies in this group.
@@ -161,9 +165,10 @@ async def table_batches(
         async for batch in _in_batches(schema, _ops(repository)):
             yield batch
     else:
-        chosen = "main" if as_of is not None and branch is None else branch
+        alone = as_of is not None and branch is None and ref is None
+        chosen = "main" if alone else branch
         session = await repository.readonly_session(
-            chosen, tag=tag, snapshot_id=snapshot_id, as_of=as_of
+            chosen, tag=tag, snapshot_id=snapshot_id, ref=ref, as_of=as_of
         )
         if table == "chunks":
             found = _chunks(session, group)

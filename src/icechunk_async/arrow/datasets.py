@@ -20,7 +20,7 @@ from icechunk_async.arrow.table import (
 )
 from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.sync import Repository, Session
+from icechunk_async.sync import Repository, Session, urls
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.datasets.rows import (
     BATCH_ROWS,
@@ -31,6 +31,8 @@ from icechunk_async.sync.datasets.rows import (
 )
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.storage import Storage
+from icechunk_async.sync.urls import with_ref
+from icechunk_async.urls import IcechunkURL, is_icechunk_url
 from icechunk_async.zarr.queries.expressions import joined
 
 if TYPE_CHECKING:
@@ -75,8 +77,9 @@ def dataset(
     arrays. Missing values and NaT are null.
 
     Args:
-        source: the URL of a repository, or one that is open, or a read-only session.
-        group: path of the group; the root if empty.
+        source: the URL of a repository, or one that is open, or a read-only session. The URL may
+            name a ref and a group as well, see `icechunk_async.urls`.
+        group: path of the group, below that of the URL; the root if empty.
         ref: a branch, a tag, the id of a snapshot or its first letters, or steps back: `main~2` is
             two commits before the tip. By default `main`.
         arrays: names of the arrays, which must have the same dimensions; by default those with the
@@ -97,6 +100,8 @@ def dataset(
     if batch_rows < 1 or fragment_bytes < 1:
         raise InvalidInputError("batch_rows and fragment_bytes must be positive.")
     session = _session(source, ref, storage_options)
+    if isinstance(source, str):
+        group = with_ref(IcechunkURL.parse(source), None, group).group
     shown = ArrayGroup(session, group.strip("/"), decode, nan_as_null, batch_rows)
     chosen = None if arrays is None else tuple(arrays)
     with translated():
@@ -120,6 +125,11 @@ def _session(
                 "read-only session."
             )
         return source
+    if isinstance(source, str) and is_icechunk_url(source):
+        at = with_ref(IcechunkURL.parse(source), ref, None)
+        if ref is None:
+            return urls.session_at(open_repository(at.location, storage_options), at)
+        source = at.location
     return session_at(open_repository(source, storage_options), "main" if ref is None else ref)
 
 

@@ -29,7 +29,8 @@ from icechunk_async.cli.demo import command as demo
 __all__ = ["app"]
 
 _EPILOG = (
-    "URL is a path or a URL such as memory://name or file:///data/repository. REF is a branch, a "
+    "URL is a path or a URL such as memory://name or file:///data/repository; it may name a ref "
+    "and a path as well, as 's3://bucket/repo/|icechunk:@tag.v1/group' does. REF is a branch, a "
     "tag or a snapshot id, looked for in this order; four letters or more of an id name it, and "
     "main~2 is two snapshots before the tip of main. Every command takes --json (one document on "
     "standard output and nothing else; its keys are in the command's help) and --debug. Exit "

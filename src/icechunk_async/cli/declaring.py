@@ -33,12 +33,20 @@ from icechunk_async.cli.console import make_console, one_line
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,
+    InvalidInputError,
     UnsupportedFeatureError,
     UnsupportedSpecVersionError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Coroutine,
+        Generator,
+        Sequence,
+    )
 
     from rich.console import Console
 
@@ -159,6 +167,7 @@ DryRun = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
+_WORDS = {"ref": "ref", "as_of": "time", "path": "path"}
 _Url = Annotated[str, typer.Argument(metavar="URL", help="Path or URL of the repository.")]
 _Options = Annotated[
     list[OptionPair] | None,
@@ -199,13 +208,50 @@ def repository_command[D](
     async def work(
         url: str, options: dict[str, Any], *, authorize: list[str] | None = None, **arguments: Any
     ) -> D:
-        async with _opened(url, options, authorize) as repository:
+        location = _named_in(url, arguments, parameters)
+        async with _opened(location, options, authorize) as repository:
             return await function(repository, **arguments)
 
     parameters = _parameters_of(function)[1:]
     if authorizes:
         parameters.append(_keyword("authorize", Authorize))
     return _command(function, work, parameters, show, has_failed)
+
+
+def _named_in(url: str, arguments: dict[str, Any], parameters: Sequence[inspect.Parameter]) -> str:
+    """Return the repository of a URL, and put what else it names into a command's arguments.
+
+    Raises:
+        InvalidInputError: the command takes no ref, time or path, or is given another one as well.
+    """
+    from icechunk_async.urls import IcechunkURL, is_icechunk_url  # noqa: PLC0415 -- not for each start
+
+    if not is_icechunk_url(url):
+        return url
+    named = IcechunkURL.parse(url)
+    taken = {it.name: it.default for it in parameters}
+    has_ref = not (named.branch is named.tag is named.snapshot_id is None)
+    values = {
+        "ref": named.ref if has_ref else None,
+        "as_of": named.as_of,
+        "path": named.path if named.group else None,
+    }
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name not in taken:
+            raise InvalidInputError(
+                f"The URL names a {_WORDS[name]} ({value}), and this command takes none. Leave it "
+                "out of the URL."
+            )
+        if arguments[name] != taken[name]:
+            raise InvalidInputError(
+                f"The URL names a {_WORDS[name]} ({value}), and the command line another one "
+                f"({arguments[name]}). Give one."
+            )
+        # Some commands take several refs or paths.
+        arguments[name] = [value] if name != "as_of" and taken[name] is None else value
+    return named.location
 
 
 @asynccontextmanager
@@ -241,6 +287,7 @@ def streaming_command[D](
 
     With ``--json`` each is one line. See `repository_command` for the rest.
     """
+    parameters = _parameters_of(function)[1:]
 
     async def work(
         url: str,
@@ -251,7 +298,8 @@ def streaming_command[D](
         **arguments: Any,
     ) -> None:
         console = make_console()
-        async with _opened(url, options, authorize) as repository:
+        location = _named_in(url, arguments, parameters)
+        async with _opened(location, options, authorize) as repository:
             async for document in function(repository, **arguments):
                 if as_json:
                     typer.echo(_to_json(document, indent=None))
@@ -265,7 +313,6 @@ def streaming_command[D](
         with _reporting(debug=debug, error_code=1):
             asyncio.run(work(url, dict(option or ()), as_json=as_json, **arguments))
 
-    parameters = _parameters_of(function)[1:]
     if authorizes:
         parameters.append(_keyword("authorize", Authorize))
     return _described(run, function, parameters)
@@ -284,7 +331,12 @@ def url_command[D](
     ``error_code`` is the exit code if it cannot be done.
     """
     parameters = _parameters_of(function)[2:]
-    return _command(function, function, parameters, show, has_failed, error_code=error_code)
+
+    async def work(url: str, options: dict[str, Any], **arguments: Any) -> D:
+        location = _named_in(url, arguments, parameters)
+        return await function(location, options, **arguments)
+
+    return _command(function, work, parameters, show, has_failed, error_code=error_code)
 
 
 def _command[D](

@@ -26,6 +26,7 @@ from icechunk_async.sync.conflicts import ConflictDetector
 from icechunk_async.sync.storage import Storage
 from icechunk_async.tables import TABLES
 from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
+from icechunk_async.urls import IcechunkURL, is_icechunk_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,10 +68,10 @@ CHANGE_COLUMNS: Final = pa.schema(
 _VIRTUAL: Final = "virtual-chunk-access"
 _TILEDB: Final = "tiledb"
 _OF_REPOSITORIES: Final = (
-    "branch", "tag", "snapshot-id", "from-snapshot-id", "group", "table", "decode", _VIRTUAL
+    "branch", "tag", "snapshot-id", "ref", "from-snapshot-id", "group", "table", "decode", _VIRTUAL
 )  # fmt: skip
 """Options that mean nothing to a TileDB array."""
-_REFS: Final = ("branch", "tag", "snapshot-id")
+_REFS: Final = ("branch", "tag", "snapshot-id", "ref")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECRET: Final = ("secret", "password", "token", "key", "credential")
 
@@ -228,12 +229,23 @@ _STREAM: Final = frozenset({Use.READ_STREAM})
 _ONE_WRITE: Final = frozenset({Use.WRITE})
 
 OPTIONS: Final = (
-    Option("path", _ALL, "URL of the repository: the argument of `load`, `save` or `start`"),
+    Option(
+        "path",
+        _ALL,
+        "URL of the repository: the argument of `load`, `save` or `start`. It may name a ref and a "
+        "group as well, see [Open by URL](../how-to/open-by-url.md)",
+    ),
     Option(
         "branch", _ALL, "the branch to read the tip of, to follow, or to commit to", shown="`main`"
     ),
     Option("tag", _BATCH, "read the snapshot of a tag"),
     Option("snapshot-id", _BATCH, "read this snapshot"),
+    Option(
+        "ref",
+        _BATCH,
+        "read any of these: a branch, a tag, a snapshot id or its first letters, or steps back "
+        "such as `main~2`",
+    ),
     Option(
         "as-of-timestamp",
         _BATCH,
@@ -460,7 +472,40 @@ def parse_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
             f"No repository was named. Give its URL: {method}('s3://...'). Of a table of Spark's "
             "catalog Spark hands over none: make a temporary view in its place."
         )
-    return {it.name: it.value(given) for it in mine}
+    return _named_in({it.name: it.value(given) for it in mine})
+
+
+def _named_in(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with what a URL such as ``...|icechunk:@tag.v1/group`` names.
+
+    Raises:
+        InvalidInputError: the URL cannot be understood, names what cannot be given here, or an
+            option names another ref.
+    """
+    if not is_icechunk_url(values["path"]):
+        return values
+    url = IcechunkURL.parse(values["path"])
+    named = {
+        "branch": url.branch,
+        "tag": url.tag,
+        "snapshot-id": url.snapshot_id,
+        "as-of-timestamp": url.as_of,
+    }
+    refs = (*named, "ref")
+    given = {name: value for name, value in named.items() if value is not None}
+    for name, value in given.items():
+        if name not in values:
+            raise InvalidInputError(
+                f"{url!r} names {name!r} {str(value)!r}, which cannot be given here. Name a branch."
+            )
+    twice = [it for it in refs if values.get(it) is not None]
+    if given and twice:
+        raise InvalidInputError(
+            f"{url!r} names a state of the repository, and the option {twice[0]!r} one more. Give "
+            "one."
+        )
+    group = "/".join(it for it in (url.group, values["group"]) if it)
+    return {**values, **given, "path": url.location, "group": group}
 
 
 def _accepts(option: Option, use: Use) -> bool:
@@ -554,6 +599,7 @@ class ReadOptions:
     branch: str | None = None
     tag: str | None = None
     snapshot_id: str | None = None
+    ref: str | None = None
     as_of: datetime | None = None
     from_snapshot_id: str | None = None
     """With the table `changes`: the older of two snapshots."""
@@ -603,6 +649,7 @@ class ReadOptions:
             branch=given["branch"],
             tag=given.get("tag"),
             snapshot_id=given.get("snapshot-id"),
+            ref=given.get("ref"),
             as_of=given.get("as-of-timestamp"),
             from_snapshot_id=given.get("from-snapshot-id"),
             group=given["group"],
@@ -625,7 +672,9 @@ class ReadOptions:
         """Raise InvalidInputError if the options name more than one state of the repository."""
         named = [
             name
-            for name, value in zip(_REFS, (self.branch, self.tag, self.snapshot_id), strict=True)
+            for name, value in zip(
+                _REFS, (self.branch, self.tag, self.snapshot_id, self.ref), strict=True
+            )
             if value is not None
         ]
         if len(named) > 1:
@@ -645,7 +694,7 @@ class ReadOptions:
 
     def pinned(self, snapshot_id: str) -> Self:
         """Return the same request for one snapshot, independent of branches and tags."""
-        return replace(self, branch=None, tag=None, as_of=None, snapshot_id=snapshot_id)
+        return replace(self, branch=None, tag=None, ref=None, as_of=None, snapshot_id=snapshot_id)
 
     def session(self) -> Session:
         """Return the session of the snapshot, once planning has pinned it."""

@@ -145,7 +145,11 @@ class Reading:
             if options.as_of is not None and branch is None:
                 branch = "main"
             session = await repository.readonly_session(
-                branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of
+                branch,
+                tag=options.tag,
+                snapshot_id=options.snapshot_id,
+                ref=options.ref,
+                as_of=options.as_of,
             )
             return str(session.snapshot_id)
 
@@ -345,6 +349,7 @@ def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:
             branch=options.branch,
             tag=options.tag,
             snapshot_id=options.snapshot_id,
+            ref=options.ref,
             as_of=options.as_of,
             from_snapshot_id=options.from_snapshot_id,
             group=options.group,

@@ -1,0 +1,118 @@
+"""Repositories, refs and nodes that one URL names, for code that blocks.
+
+`open_url` gives what Zarr and xarray open; `session_at` the session behind it. Beside them are the
+engine and the accessor of xarray, the file system of fsspec and the adapter of Zarr, which their
+hosts find through entry points. See `icechunk_async.urls` for the URLs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from zarr.storage import StorePath
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.sync.errors import translated
+from icechunk_async.sync.repository import Repository
+from icechunk_async.sync.storage import Storage
+from icechunk_async.urls import IcechunkURL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.sync.config import RepositoryConfig
+    from icechunk_async.sync.session import Session
+
+__all__ = ["open_url", "repository_at", "session_at", "with_ref"]
+
+_WRITES: Final = (
+    "Sessions that write begin at the tip of a branch. Give a URL with @branch.NAME, or without "
+    "a ref for main."
+)
+
+
+class _Node(StorePath):
+    """A node of a session's hierarchy; its store says so to xarray."""
+
+    supports_consolidated_metadata = False
+
+
+def open_url(
+    url: str,
+    *,
+    writable: bool = False,
+    config: RepositoryConfig | None = None,
+    authorize_virtual_chunk_access: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> StorePath:
+    """Open the node of a URL such as ``s3://bucket/repo/|icechunk:@branch.main/group``, for Zarr.
+
+    Zarr and xarray take it where they take a store: ``zarr.open_group(open_url(url))``,
+    ``xarray.open_zarr(open_url(url))``. Its ``store`` is that of a session, at the snapshot that
+    the ref names now; ``store.session`` commits. The repository is open until nothing refers to it.
+
+    Args:
+        url: see `icechunk_async.urls`; a plain path or URL of a repository is the root of ``main``.
+        writable: begin a session that writes, on the branch.
+        config: see `Repository.open`.
+        authorize_virtual_chunk_access: see `Repository.open`.
+        storage_options: the backend's options, credentials among them.
+
+    Raises:
+        InvalidURLError: the URL cannot be understood.
+        InvalidInputError: a session that writes was asked for, and the URL names no branch.
+        RepositoryNotFoundError, RefNotFoundError, SnapshotNotFoundError: there is no such thing.
+
+    Cost: that of opening the repository, and of the session. Whether the node exists is not asked.
+    """
+    with translated():
+        parsed = IcechunkURL.parse(url)
+    repository = repository_at(parsed, config, authorize_virtual_chunk_access, storage_options)
+    session = session_at(repository, parsed, writable=writable)
+    return _Node(session.store, parsed.group)
+
+
+def repository_at(
+    url: IcechunkURL,
+    config: RepositoryConfig | None = None,
+    authorize_virtual_chunk_access: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Repository:
+    """Open the repository of a URL."""
+    storage = Storage.from_url(url.location, **(storage_options or {}))
+    access = authorize_virtual_chunk_access
+    return Repository.open(storage, config, None if access is None else dict(access))
+
+
+def session_at(repository: Repository, url: IcechunkURL, *, writable: bool = False) -> Session:
+    """Begin a session at the ref of a URL.
+
+    Raises:
+        InvalidInputError: it is to write, and the URL names no branch.
+        RefNotFoundError, SnapshotNotFoundError: there is no such ref.
+    """
+    branch = url.branch or (None if url.tag or url.snapshot_id else "main")
+    if writable:
+        if branch is None or url.as_of is not None:
+            with translated():
+                raise InvalidInputError(f"{url!r} names a state that nobody changes. {_WRITES}")
+        return repository.writable_session(branch)
+    return repository.readonly_session(
+        branch, tag=url.tag, snapshot_id=url.snapshot_id, as_of=url.as_of
+    )
+
+
+def with_ref(url: IcechunkURL, ref: str | None, group: str | None) -> IcechunkURL:
+    """Return a URL with a group that an argument names below its own, and without the ref of one.
+
+    Raises:
+        InvalidInputError: the URL and the argument name a ref each.
+    """
+    if ref is not None and replace(url, path="/") != IcechunkURL(url.location):
+        with translated():
+            raise InvalidInputError(
+                f"{url!r} names a state of the repository, and ref={ref!r} one more. Give one."
+            )
+    inner = "/".join(it for it in (url.group, (group or "").strip("/")) if it)
+    return replace(url, path=inner)

@@ -1,0 +1,93 @@
+"""The engine of xarray: ``xarray.open_dataset(url, engine="icechunk-async")``."""
+
+# xarray is only partly typed.
+# pyright: basic
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
+
+from icechunk_async.sync.errors import translated
+from icechunk_async.sync.urls import repository_at, session_at, with_ref
+from icechunk_async.sync.urls.accessor import IcechunkAccessor, Origin
+from icechunk_async.urls import IcechunkURL, is_icechunk_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import xarray
+
+__all__ = ["IcechunkBackend"]
+
+
+class IcechunkBackend(BackendEntrypoint):
+    """Opens groups of repositories; xarray finds it through an entry point."""
+
+    description: ClassVar[str] = "Open groups of Icechunk repositories by URL (icechunk-async)"
+    open_dataset_parameters: ClassVar[tuple[str, ...]] = (
+        "filename_or_obj",
+        "mask_and_scale",
+        "decode_times",
+        "concat_characters",
+        "decode_coords",
+        "drop_variables",
+        "use_cftime",
+        "decode_timedelta",
+        "group",
+        "ref",
+        "storage_options",
+        "authorize_virtual_chunk_access",
+    )
+
+    def open_dataset(
+        self,
+        filename_or_obj: Any,
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        group: str | None = None,
+        ref: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        authorize_virtual_chunk_access: Mapping[str, Any] | None = None,
+        **decoders: Any,
+    ) -> xarray.Dataset:
+        """Open a group as a dataset that reads its values when they are needed.
+
+        Args:
+            filename_or_obj: a URL of `icechunk_async.urls`, or the path or URL of a repository.
+            drop_variables: as of `xarray.open_dataset`.
+            group: path of a group below that of the URL.
+            ref: a branch, a tag or a snapshot id, if the URL names none.
+            storage_options: the backend's options, credentials among them.
+            authorize_virtual_chunk_access: see `icechunk_async.sync.Repository.open`.
+            decoders: as of `xarray.open_dataset`.
+
+        Raises:
+            InvalidInputError: the URL cannot be understood, or names a ref beside ``ref``.
+            FileNotFoundError: there is no such group.
+        """
+        with translated():
+            url = IcechunkURL.parse(str(filename_or_obj))
+        at = with_ref(url, ref, group)
+        repository = repository_at(at, None, authorize_virtual_chunk_access, storage_options)
+        session = (
+            session_at(repository, at) if ref is None else repository.readonly_session(ref=ref)
+        )
+        dataset = ZarrBackendEntrypoint().open_dataset(
+            session.store,  # type: ignore[arg-type]  # not in xarray's types
+            group=at.group or None,
+            mode="r",
+            consolidated=False,
+            zarr_format=3,
+            drop_variables=drop_variables,
+            **decoders,
+        )
+        named = ref if ref in repository.list_branches() else None
+        branch = at.branch or (None if at.tag or at.snapshot_id or ref else "main")
+        origin = Origin(repr(at), repository, session, at.group, branch or named)
+        return IcechunkAccessor.mark(dataset, origin)
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        """Return whether it is a URL with a step ``|icechunk:``; other places may be anything."""
+        return is_icechunk_url(filename_or_obj)

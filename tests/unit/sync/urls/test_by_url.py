@@ -1,0 +1,307 @@
+"""One URL, opened in every place that takes it."""
+
+# xarray, Zarr and fsspec are only partly typed.
+# pyright: basic
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+import fsspec  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+import zarr.api.asynchronous as azarr
+
+import icechunk_async.sync as icechunk
+from icechunk_async import IcechunkURL, Repository, open_url
+from icechunk_async.arrow import dataset as arrow_dataset
+from icechunk_async.errors import (
+    InvalidInputError,
+    InvalidURLError,
+    RepositoryNotFoundError,
+)
+from icechunk_async.spark.options import ReadOptions, StreamOptions
+from icechunk_async.sync.urls import open_url as open_blocking
+from icechunk_async.sync.urls.engine import IcechunkBackend
+from icechunk_async.sync.urls.filesystem import IcechunkFileSystem
+from icechunk_async.sync.xarray import to_icechunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Place:
+    """A repository with two states of a group `g/h`: 0..5 tagged v1, and 10 more on main."""
+
+    def __init__(self, directory: Path) -> None:
+        self.location = f"file://{directory}/repo"
+        with icechunk.Repository.create(self.location) as repository:
+            self.first = self._commit(repository, 0)
+            repository.create_tag("v1", self.first)
+            self.second = self._commit(repository, 10)
+            moments = {it.id: it.written_at for it in repository.ancestry(branch="main")}
+        self.time = moments[self.first].isoformat()
+
+    @staticmethod
+    def _commit(repository: icechunk.Repository, start: int) -> str:
+        data = xr.Dataset({"a": ("x", np.arange(start, start + 6))}, {"x": np.arange(6)})
+        session = repository.writable_session("main")
+        to_icechunk(data, session, group="g/h", mode="w")
+        return session.commit(f"from {start}")
+
+    def url(self, rest: str = "") -> str:
+        """Return a URL of it."""
+        return f"{self.location}/|icechunk:{rest}"
+
+    @property
+    def urls(self) -> dict[str, int]:
+        """URLs of the group, and the first value there."""
+        return {
+            self.url("g/h"): 10,
+            self.url("@branch.main/g/h"): 10,
+            self.url("@tag.v1/g/h"): 0,
+            self.url(f"@{self.first}/g/h"): 0,
+            self.url(f"@as-of.{self.time}/g/h"): 0,
+            self.url("/@tag.v1/g/h".removeprefix("/")) + "/": 0,
+            self.url("@tag.v1|zarr3:g/h"): 0,
+        }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Make it once; tests that write make another."""
+    return Place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Place:
+    """Make one to write to."""
+    return Place(tmp_path)
+
+
+async def test_zarr_opens_a_url_from_asyncio(place: Place) -> None:
+    """The repository closes with the block."""
+    for url, first in place.urls.items():
+        async with open_url(url) as found:
+            group = await azarr.open_group(found, mode="r")
+            array = await group.getitem("a")
+            assert isinstance(array, zarr.AsyncArray)
+            assert int((await array.getitem(0)).item()) == first  # type: ignore[union-attr]
+
+
+async def test_a_url_opens_a_session_that_writes(other: Place) -> None:
+    """On its branch, or main; other refs are refused."""
+    place = other
+    async with open_url(place.url("g"), writable=True) as found:
+        group = await azarr.open_group(found)
+        await group.create_array("new", shape=(1,), dtype="i1")
+        await found.store.session.commit("new")  # type: ignore[attr-defined]
+    for rest in ("@tag.v1", f"@{place.first}", f"@as-of.{place.time}"):
+        with pytest.raises(InvalidInputError, match="a state that nobody changes"):
+            await open_url(place.url(rest), writable=True).__aenter__()
+
+
+def test_a_url_opens_a_session_that_writes_in_blocking_code(tmp_path: Path) -> None:
+    """On its branch, or main; other refs are refused."""
+    place = Place(tmp_path)
+    blocking: Any = open_blocking(place.url("@branch.main/g"), writable=True)
+    zarr.open_group(blocking).create_array("new", shape=(1,), dtype="i1")
+    zarr.open_group(blocking)["new"][0] = 7  # type: ignore[index]
+    blocking.store.session.commit("seven")
+    assert zarr.open_group(open_blocking(place.location), mode="r")["g/new"][0] == 7  # type: ignore[index]
+    for rest in ("@tag.v1", f"@{place.first}", f"@as-of.{place.time}"):
+        with pytest.raises(icechunk.IcechunkError, match="a state that nobody changes"):
+            open_blocking(place.url(rest), writable=True)
+
+
+def test_zarr_and_xarray_open_a_url_in_blocking_code(place: Place) -> None:
+    """As a store, without a warning of consolidated metadata."""
+    for url, first in place.urls.items():
+        assert int(zarr.open_group(open_blocking(url), mode="r")["a"][0]) == first  # type: ignore[index, arg-type]
+        assert int(xr.open_zarr(open_blocking(url)).a[0]) == first
+
+
+def test_xarray_opens_a_url_with_the_engine(place: Place) -> None:
+    """By its name, and without one where the URL says what it is."""
+    for url, first in place.urls.items():
+        engines: tuple[Any, ...] = ("icechunk-async", None, IcechunkBackend)
+        for engine in engines:
+            opened = xr.open_dataset(url, engine=engine)
+            assert int(opened.a[0]) == first
+    opened = xr.open_dataset(place.location, engine="icechunk-async", group="g/h", ref="v1")
+    assert int(opened.a[0]) == 0
+    below = xr.open_dataset(place.url("@tag.v1/g"), engine="icechunk-async", group="h", chunks={})
+    assert int(below.a[0].compute()) == 0
+    assert "a" not in xr.open_dataset(place.url("g/h"), drop_variables="a")
+    with pytest.raises(icechunk.IcechunkError, match=r"and ref='main' one more\. Give one"):
+        xr.open_dataset(place.url("@tag.v1/g/h"), ref="main")
+    with pytest.raises(FileNotFoundError):
+        xr.open_dataset(place.url("nothing"))
+
+
+def test_the_engine_leaves_other_files_to_others() -> None:
+    """It asks for no place that it is not named for."""
+    guess = IcechunkBackend().guess_can_open
+    assert guess("s3://b/r|icechunk:@tag.v1")
+    assert not any(map(guess, ["s3://b/r", "a.nc", "a.zarr", b"CDF", None]))
+
+
+def test_names_do_not_collide_with_those_of_others() -> None:
+    """`icechunk` of Zarr and xarray is left to the official package; of fsspec it is nobody's."""
+    ours = {
+        group: {it.name for it in entry_points(group=group) if "icechunk_async" in it.value}
+        for group in ("xarray.backends", "zarr.url_adapters", "fsspec.specs")
+    }
+    assert ours == {
+        "xarray.backends": {"icechunk-async"},
+        "zarr.url_adapters": {"icechunk-async"},
+        "fsspec.specs": {"icechunk", "icechunk-async"},
+    }
+
+
+def test_an_accessor_of_another_package_stays() -> None:
+    """Ours has its second name then, and xarray does not warn."""
+    script = (
+        "import warnings, xarray\n"
+        "warnings.simplefilter('error')\n"
+        "@xarray.register_dataset_accessor('icechunk')\n"
+        "class Theirs:\n"
+        "    def __init__(self, dataset): pass\n"
+        "import icechunk_async.sync.urls.accessor as ours\n"
+        "assert xarray.Dataset.icechunk is Theirs\n"
+        "assert xarray.Dataset.icechunk_async is ours.IcechunkAccessor\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_accessor_tells_where_a_dataset_is_from(place: Place) -> None:
+    """Also of a selection, a computation and a copy that travelled."""
+    opened = xr.open_dataset(place.url("@tag.v1/g/h"))
+    for data in (opened, opened.isel(x=0), opened[["a"]], pickle.loads(pickle.dumps(opened))):
+        assert data.icechunk.snapshot_id == place.first
+        assert data.icechunk.group == "g/h"
+        assert data.icechunk.snapshot.message == "from 0"
+    assert [it.message for it in opened.icechunk.history(1)] == ["from 0"]
+    assert len(opened.icechunk.history()) == 2
+    assert opened.icechunk.branch is None
+    assert opened.icechunk.repository.list_tags() == {"v1"}
+    assert opened.icechunk.session.read_only
+    assert "@tag.v1" in repr(opened.icechunk)
+    assert xr.open_dataset(place.url("g/h")).icechunk.branch == "main"
+    with pytest.raises(icechunk.IcechunkError, match="does not know its repository"):
+        _ = xr.Dataset().icechunk.snapshot_id
+
+
+def test_the_accessor_writes_back(tmp_path: Path) -> None:
+    """Changed and new variables become a commit; a branch that moved on is refused."""
+    place = Place(tmp_path)
+    opened = xr.open_dataset(place.url("@branch.main/g/h"))
+    changed = opened.assign(b=opened.a * 2)
+    changed["a"][0] = 99
+    changed.encoding = opened.encoding
+    found = changed.icechunk.commit("changed", metadata={"by": "me"})
+    again = xr.open_dataset(place.url("@branch.main/g/h"))
+    assert again.icechunk.snapshot_id == found
+    assert (again.icechunk.snapshot.message, again.icechunk.snapshot.metadata) == (
+        "changed",
+        {"by": "me"},
+    )
+    assert again.a.values.tolist() == [99, 11, 12, 13, 14, 15]
+    assert again.b.values.tolist() == [20, 22, 24, 26, 28, 30]
+    assert "icechunk_async_origin" not in str(
+        zarr.open_group(open_blocking(place.url("g/h"))).attrs
+    )
+    with pytest.raises(icechunk.IcechunkError, match="another writer was first"):
+        changed.icechunk.commit("too late")
+    tagged = xr.open_dataset(place.url("@tag.v1/g/h"))
+    with pytest.raises(icechunk.IcechunkError, match=r"not at a branch\. Name where to commit"):
+        tagged.icechunk.commit("where?")
+
+
+def test_fsspec_reads_keys_of_a_hierarchy(place: Place) -> None:
+    """Through both schemes; Zarr and xarray on top of it read the same values."""
+    for url, first in place.urls.items():
+        opened = xr.open_zarr(f"icechunk://{url}", consolidated=False)
+        assert int(opened.a[0]) == first
+    for scheme in ("icechunk", "icechunk-async"):
+        opening: Any = fsspec.open(f"{scheme}://{place.url('g/h/zarr.json')}", "rb")
+        with opening as file:
+            assert b'"node_type"' in file.read()
+    files: Any = fsspec.filesystem("icechunk", url=place.url("@tag.v1"))
+    assert isinstance(files, IcechunkFileSystem)
+    assert files.ls("", detail=False) == ["g", "zarr.json"]
+    assert files.isdir("g/h")
+    assert files.isfile("g/h/zarr.json")
+    assert files.cat_file("g/h/zarr.json", 0, 1) == b"{"
+    assert files.find("g/h/a") == ["g/h/a/c/0", "g/h/a/zarr.json"]
+    assert not files.exists("g/nothing")
+    with pytest.raises(FileNotFoundError):
+        files.cat_file("g/nothing/zarr.json")
+    with pytest.raises(OSError, match="cannot be written"):
+        files.open("g/zarr.json", "wb")
+
+
+def test_arrow_reads_the_rows_of_a_url(place: Place) -> None:
+    """The group is that of the URL; one more lies below it."""
+    for url, first in place.urls.items():
+        assert arrow_dataset(url).to_table()["a"].to_pylist()[0] == first
+    assert arrow_dataset(place.url("@tag.v1/g"), "h").to_table()["a"].to_pylist()[0] == 0
+    with pytest.raises(icechunk.IcechunkError, match="Give one"):
+        arrow_dataset(place.url("@tag.v1/g/h"), ref="main")
+
+
+def test_spark_takes_a_url_apart(place: Place) -> None:
+    """Into its options; one that contradicts it is refused."""
+    read = ReadOptions.parse({"path": place.url("@tag.v1/g"), "group": "h"})
+    assert (read.url, read.tag, read.group) == (place.location, "v1", "g/h")
+    read = ReadOptions.parse({"path": place.url(f"@as-of.{place.time}/g/h")})
+    assert read.as_of is not None
+    assert read.as_of.isoformat() == place.time
+    assert ReadOptions.parse({"path": place.location, "ref": "main~1"}).ref == "main~1"
+    with pytest.raises(InvalidInputError, match=r"the option 'ref' one more\. Give one"):
+        ReadOptions.parse({"path": place.url("@tag.v1"), "ref": "main"})
+    with pytest.raises(InvalidInputError, match=r"the option 'branch' one more\. Give one"):
+        ReadOptions.parse({"path": place.url("@tag.v1"), "branch": "main"})
+    with pytest.raises(InvalidInputError, match=r"'tag' and 'ref' name one state each"):
+        ReadOptions.parse({"path": place.location, "tag": "v1", "ref": "main"})
+    stream = StreamOptions.parse({"path": place.url("@branch.main/g/h")})
+    assert (stream.branch, stream.read.group) == ("main", "g/h")
+    with pytest.raises(InvalidInputError, match="names 'tag' 'v1', which cannot be given here"):
+        StreamOptions.parse({"path": place.url("@tag.v1")})
+
+
+async def test_a_repository_is_opened_whole(place: Place) -> None:
+    """A step that adds nothing is left out; one that names a part is refused, with what to call."""
+    for location in (place.url(), place.url("").removesuffix(":")):
+        async with Repository.open(location) as repository:
+            assert "main" in await repository.list_branches()
+    with pytest.raises(InvalidURLError, match=r"a repository is opened whole.*open_url"):
+        Repository.open(place.url("@tag.v1"))
+    with pytest.raises(RepositoryNotFoundError):  # a path, as before
+        await Repository.open(f"{place.location}|zip:")
+
+
+def test_a_repository_is_opened_whole_in_blocking_code(place: Place) -> None:
+    """The same."""
+    with icechunk.Repository.open(place.url()) as repository:
+        assert repository.list_tags() == {"v1"}
+    with pytest.raises(icechunk.IcechunkError, match=r"a repository is opened whole.*open_url"):
+        icechunk.Repository.open(place.url("g"))
+
+
+def test_secrets_of_a_url_are_shown_nowhere(place: Place) -> None:
+    """Neither by the URL nor by what is opened with it."""
+    url = IcechunkURL.parse("s3://key:secret@b/r?token=hidden|icechunk:@tag.v1")
+    with pytest.raises(InvalidInputError) as caught:
+        Repository.open(str(url))
+    opened = xr.open_dataset(place.url("g/h"))
+    for text in (repr(url), str(caught.value), repr(opened.encoding), repr(opened.icechunk)):
+        assert "secret" not in text
+        assert "hidden" not in text
