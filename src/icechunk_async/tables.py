@@ -328,3 +328,5 @@ async def _changes(
             case NodeChange():
                 kind = "array" if change.is_array else "group"
                 yield f"{_CHANGES[change.kind]}_{kind}", change.path, None, None
+            case _:  # cells, which are not asked for
+                pass
