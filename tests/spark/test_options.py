@@ -75,3 +75,23 @@ def test_names_are_distinct_in_lower_case() -> None:
     """Two options with one key would hide each other."""
     keys = [key for it in OPTIONS for key in it.keys]
     assert len(keys) == len(set(keys))
+
+
+def test_a_url_is_taken_apart_into_options() -> None:
+    """One that contradicts it is refused."""
+    read = ReadOptions.parse({"path": f"{URL}/|icechunk:@tag.v1/g", "group": "h"})
+    assert (read.url, read.tag, read.group) == (URL, "v1", "g/h")
+    read = ReadOptions.parse({"path": f"{URL}/|icechunk:@as-of.2026-01-31T12:00Z/g/h"})
+    assert read.as_of is not None
+    assert read.as_of.isoformat() == "2026-01-31T12:00:00+00:00"
+    assert ReadOptions.parse({"path": URL, "ref": "main~1"}).ref == "main~1"
+    with pytest.raises(InvalidInputError, match=r"the option 'ref' one more\. Give one"):
+        ReadOptions.parse({"path": f"{URL}/|icechunk:@tag.v1", "ref": "main"})
+    with pytest.raises(InvalidInputError, match=r"the option 'branch' one more\. Give one"):
+        ReadOptions.parse({"path": f"{URL}/|icechunk:@tag.v1", "branch": "main"})
+    with pytest.raises(InvalidInputError, match=r"'tag' and 'ref' name one state each"):
+        ReadOptions.parse({"path": URL, "tag": "v1", "ref": "main"})
+    stream = StreamOptions.parse({"path": f"{URL}/|icechunk:@branch.main/g/h"})
+    assert (stream.branch, stream.read.group) == ("main", "g/h")
+    with pytest.raises(InvalidInputError, match="names 'tag' 'v1', which cannot be given here"):
+        StreamOptions.parse({"path": f"{URL}/|icechunk:@tag.v1"})

@@ -26,7 +26,6 @@ from icechunk_async.errors import (
     InvalidURLError,
     RepositoryNotFoundError,
 )
-from icechunk_async.spark.options import ReadOptions, StreamOptions
 from icechunk_async.sync.urls import open_url as open_blocking
 from icechunk_async.sync.urls.engine import IcechunkBackend
 from icechunk_async.sync.urls.filesystem import IcechunkFileSystem
@@ -255,26 +254,6 @@ def test_arrow_reads_the_rows_of_a_url(place: Place) -> None:
     assert arrow_dataset(place.url("@tag.v1/g"), "h").to_table()["a"].to_pylist()[0] == 0
     with pytest.raises(icechunk.IcechunkError, match="Give one"):
         arrow_dataset(place.url("@tag.v1/g/h"), ref="main")
-
-
-def test_spark_takes_a_url_apart(place: Place) -> None:
-    """Into its options; one that contradicts it is refused."""
-    read = ReadOptions.parse({"path": place.url("@tag.v1/g"), "group": "h"})
-    assert (read.url, read.tag, read.group) == (place.location, "v1", "g/h")
-    read = ReadOptions.parse({"path": place.url(f"@as-of.{place.time}/g/h")})
-    assert read.as_of is not None
-    assert read.as_of.isoformat() == place.time
-    assert ReadOptions.parse({"path": place.location, "ref": "main~1"}).ref == "main~1"
-    with pytest.raises(InvalidInputError, match=r"the option 'ref' one more\. Give one"):
-        ReadOptions.parse({"path": place.url("@tag.v1"), "ref": "main"})
-    with pytest.raises(InvalidInputError, match=r"the option 'branch' one more\. Give one"):
-        ReadOptions.parse({"path": place.url("@tag.v1"), "branch": "main"})
-    with pytest.raises(InvalidInputError, match=r"'tag' and 'ref' name one state each"):
-        ReadOptions.parse({"path": place.location, "tag": "v1", "ref": "main"})
-    stream = StreamOptions.parse({"path": place.url("@branch.main/g/h")})
-    assert (stream.branch, stream.read.group) == ("main", "g/h")
-    with pytest.raises(InvalidInputError, match="names 'tag' 'v1', which cannot be given here"):
-        StreamOptions.parse({"path": place.url("@tag.v1")})
 
 
 async def test_a_repository_is_opened_whole(place: Place) -> None:
