@@ -6,22 +6,15 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli.commands import (
-    administration,
-    contents,
-    copies,
+from icechunk_async.cli.commands.data import contents, ingest, queries, serve, sql
+from icechunk_async.cli.commands.operate import administration, copies, integrity, upkeep
+from icechunk_async.cli.commands.versions import (
     history,
-    ingest,
-    integrity,
+    merging,
     proposals,
-    queries,
     refs,
-    serve,
     sessions,
-    sql,
     transactions,
-    upkeep,
-    versions,
     watch,
 )
 from icechunk_async.cli.demo import command as demo
@@ -73,7 +66,7 @@ def _common(
 history.register(app)
 contents.register(app)
 refs.register(app)
-versions.register(app)
+merging.register(app)
 proposals.register(app)
 watch.register(app)
 serve.register(app)

@@ -57,13 +57,13 @@ __all__ = [
     "AsOf",
     "Authorize",
     "Debug",
+    "DestinationOptions",
     "DryRun",
     "OlderThan",
     "OptionPair",
     "Paths",
     "Ref",
     "RefOption",
-    "parse_pair",
     "parse_time",
     "parse_time_or_age",
     "repository_command",
@@ -177,6 +177,15 @@ _Options = Annotated[
         metavar="KEY=VALUE",
         parser=parse_pair,
         help="An option of the storage backend, such as durability=none. May be repeated.",
+    ),
+]
+DestinationOptions = Annotated[
+    list[OptionPair] | None,
+    typer.Option(
+        "--destination-option",
+        metavar="KEY=VALUE",
+        parser=parse_pair,
+        help="An option of the destination's storage backend. May be repeated.",
     ),
 ]
 Authorize = Annotated[

@@ -93,6 +93,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("check",): [],
     ("migrate",): [],
     ("copy",): ["{path}-copy"],
+    ("publish-static",): ["{path}-published"],
     ("serve",): ["--grants", f"no {BAD}"],
     ("sync",): ["{path}-sync"],
     ("ingest",): ["{path}", "--path", BAD],

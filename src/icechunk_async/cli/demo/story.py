@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.cli.commands.contents import show_hierarchy, tree
-from icechunk_async.cli.commands.history import diff, log, show_comparison, show_log
+from icechunk_async.cli.commands.data.contents import show_hierarchy, tree
+from icechunk_async.cli.commands.versions.history import diff, log, show_comparison, show_log
 from icechunk_async.cli.demo import changes
 from icechunk_async.cli.demo.data import (
     COPIED,

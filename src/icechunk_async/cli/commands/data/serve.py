@@ -15,8 +15,7 @@ from rich.text import Text
 
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, showing_progress
 from icechunk_async.cli.declaring import (
-    OptionPair,
-    parse_pair,
+    DestinationOptions,
     repository_command,
     streaming_command,
 )
@@ -65,15 +64,6 @@ _Deadline = Annotated[
 ]
 _Destination = Annotated[
     str, typer.Argument(metavar="DESTINATION", help="Path or URL of the files.")
-]
-_DestinationOptions = Annotated[
-    list[OptionPair] | None,
-    typer.Option(
-        "--destination-option",
-        metavar="KEY=VALUE",
-        parser=parse_pair,
-        help="An option of the destination's backend. May be repeated.",
-    ),
 ]
 _Refs = Annotated[
     list[str] | None,
@@ -185,7 +175,7 @@ async def publish_static(
     repository: Repository,
     destination: _Destination,
     *,
-    destination_option: _DestinationOptions = None,
+    destination_option: DestinationOptions = None,
     ref: _Refs = None,
     stored_documents: _Stored = False,
 ) -> PublishedFiles:

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain, showing_progress
 from icechunk_async.cli.declaring import (
+    DestinationOptions,
     OptionPair,
-    parse_pair,
     parse_time_or_age,
     repository_command,
 )
@@ -43,15 +43,6 @@ def _parse_since(text: str) -> object:
 
 _Destination = Annotated[
     str, typer.Argument(metavar="DESTINATION", help="URL or path of the copy.", show_default=False)
-]
-_DestinationOptions = Annotated[
-    list[OptionPair] | None,
-    typer.Option(
-        "--destination-option",
-        metavar="KEY=VALUE",
-        parser=parse_pair,
-        help="An option of the destination's storage backend. May be repeated.",
-    ),
 ]
 _Refs = Annotated[
     list[str] | None,
@@ -134,7 +125,7 @@ async def copy(
     repository: Repository,
     *,
     destination: _Destination,
-    destination_option: _DestinationOptions = None,
+    destination_option: DestinationOptions = None,
     ref: _Refs = None,
     since: _Since = None,
     path: _Paths = None,
@@ -168,7 +159,7 @@ async def sync(
     repository: Repository,
     *,
     destination: _Destination,
-    destination_option: _DestinationOptions = None,
+    destination_option: DestinationOptions = None,
     ref: _Refs = None,
     since: _Since = None,
     path: _Paths = None,

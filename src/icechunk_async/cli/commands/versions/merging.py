@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.commands.history import Touched, show_touched, touched_of
+from icechunk_async.cli.commands.versions.history import Touched, show_touched, touched_of
 from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain
 from icechunk_async.cli.declaring import DryRun, Paths, repository_command
 from icechunk_async.errors import MergeConflictError

@@ -1,0 +1,1 @@
+"""The contents of snapshots: look at them, query them, bring them in and give them out."""
