@@ -8,15 +8,13 @@ every value is checked, and reading never runs code.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-import msgpack
 import numpy as np
-import zstandard
 
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, Deleted
-from icechunk_async.errors import FormatError, InvalidInputError
-from icechunk_async.format.envelope import decompress
+from icechunk_async.engine.changes.parcels import Parcel, list_of, rows_of, table_of, typed
+from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.writing import copy_pieces
 from icechunk_async.format.ids import ChunkId, NodeId, SnapshotId
 from icechunk_async.format.manifest.locations import Strings
@@ -46,10 +44,7 @@ __all__ = [
     "stamps_to",
 ]
 
-_MAGIC: Final = b"ICAFORK"
-_VERSION: Final = 2
-_HEAD_BYTES: Final = len(_MAGIC) + 1
-_LEVEL: Final = 3
+_PARCEL: Final = Parcel(b"ICAFORK", 2, "fork")
 _SESSION_BYTES: Final = 12
 _MAX_BYTES: Final = 1 << 63
 """Beyond any object's size."""
@@ -139,8 +134,7 @@ def encode_fork(state: ForkState) -> bytes:
         }
     if state.deduplicate:
         document["deduplicate"] = True
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    return _MAGIC + bytes([_VERSION]) + compressor.compress(msgpack.packb(document))
+    return _PARCEL.pack(document)
 
 
 def _noted(
@@ -186,14 +180,14 @@ def counts_to(counts: Mapping[bytes, int]) -> list[list[object]]:
 
 def stamps_of(value: object) -> dict[NodeId, int]:
     """Read `stamps_to`; raise FormatError or InvalidInputError if it is something else."""
-    return {NodeId(_typed(it, bytes)): _natural(stamp) for it, stamp in _rows(value, 2)}
+    return {NodeId(typed(it, bytes)): _natural(stamp) for it, stamp in rows_of(value, 2)}
 
 
 def counts_of(value: object) -> dict[bytes, int]:
     """Read `counts_to`; raise FormatError if it is something else."""
     found: dict[bytes, int] = {}
-    for fork_id, count in _rows(value, 2):
-        if len(_typed(fork_id, bytes)) != _FORK_BYTES:
+    for fork_id, count in rows_of(value, 2):
+        if len(typed(fork_id, bytes)) != _FORK_BYTES:
             raise FormatError("A fork is named by other bytes than a fork can be.")
         found[fork_id] = -1 if count == -1 else _natural(count)
     return found
@@ -281,56 +275,21 @@ def decode_fork(data: bytes | memoryview) -> ForkState:
     Raises:
         FormatError: they are damaged, hostile, or of a newer version of this library.
     """
-    view = memoryview(data)
-    if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) <= _HEAD_BYTES:
-        raise FormatError("These bytes are not a fork of a session, or only the beginning of one.")
-    if view[len(_MAGIC)] != _VERSION:
-        raise FormatError(
-            f"A fork was written in version {view[len(_MAGIC)]} of its encoding, and this library "
-            f"reads version {_VERSION}. Use the same version of icechunk-async everywhere."
-        )
-    try:
-        payload = bytes(decompress(view[_HEAD_BYTES:], "fork"))
-        return _state(_table(msgpack.unpackb(payload)))
-    except (ValueError, KeyError, TypeError, OverflowError, InvalidInputError) as error:
-        raise FormatError(f"The bytes of a fork are damaged: {error!r}.") from error
-    except RecursionError as error:
-        raise FormatError("The bytes of a fork nest too deeply.") from error
-
-
-def _typed[T](value: object, kind: type[T]) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise FormatError(f"A fork holds a {type(value).__name__} in place of a {kind.__name__}.")
-    return value
-
-
-def _table(value: object) -> dict[str, object]:
-    return cast("dict[str, object]", _typed(value, dict))
-
-
-def _list(value: object) -> list[object]:
-    return cast("list[object]", _typed(value, list))
-
-
-def _rows(value: object, width: int) -> list[list[Any]]:
-    found: list[list[Any]] = [_list(row) for row in _list(value)]
-    if any(len(row) != width for row in found):
-        raise FormatError("A fork holds a row of another width.")
-    return found
+    return _PARCEL.unpack(data, _state)
 
 
 def _state(document: dict[str, object]) -> ForkState:
     changes, membership = _change_set(document), None
     if (lease := document.get("lease")) is not None:
-        membership = _membership(_table(lease))
-        _continue(changes, membership.known, _rows(_table(lease)["noted"], 4))
+        membership = _membership(table_of(lease))
+        _continue(changes, membership.known, rows_of(table_of(lease)["noted"], 4))
     return ForkState(
         _session(document),
-        SnapshotId(_typed(document["base"], bytes)),
+        SnapshotId(typed(document["base"], bytes)),
         changes,
         _lineage(document["fork"]),
         membership,
-        _typed(document.get("deduplicate", False), bool),
+        typed(document.get("deduplicate", False), bool),
     )
 
 
@@ -348,7 +307,7 @@ def _continue(changes: ChangeSet, known: ChangeSet, rows: list[list[Any]]) -> No
 
 
 def _session(document: dict[str, object]) -> bytes:
-    session_id = _typed(document["session"], bytes)
+    session_id = typed(document["session"], bytes)
     if len(session_id) != _SESSION_BYTES:
         raise FormatError("A fork names no session.")
     return session_id
@@ -357,31 +316,31 @@ def _session(document: dict[str, object]) -> bytes:
 def _membership(document: dict[str, object]) -> Membership:
     return Membership(
         _session(document),
-        SnapshotId(_typed(document["base"], bytes)),
+        SnapshotId(typed(document["base"], bytes)),
         _natural(document["generation"]),
         _natural(document["turn"]),
         _natural(document["number"]),
-        _typed(document["refreshed"], bool),
+        typed(document["refreshed"], bool),
         _natural(document["clock"]),
         stamps_of(document["stamps"]),
         counts_of(document["taken"]),
-        _change_set(_table(document["known"])),
+        _change_set(table_of(document["known"])),
     )
 
 
 def _change_set(document: dict[str, object]) -> ChangeSet:
-    new = [_node(*row) for row in _rows(document["new"], 4)]
-    updated = [_node(*row) for row in _rows(document["updated"], 4)]
+    new = [_node(*row) for row in rows_of(document["new"], 4)]
+    updated = [_node(*row) for row in rows_of(document["updated"], 4)]
     changes = ChangeSet(
         {node.path: node for node in new},
         {node.id: node for node in updated},
         {
-            NodeId(_typed(node_id, bytes)): Deleted(_path(path), _typed(is_array, bool))
-            for path, node_id, is_array in _rows(document["deleted"], 3)
+            NodeId(typed(node_id, bytes)): Deleted(_path(path), typed(is_array, bool))
+            for path, node_id, is_array in rows_of(document["deleted"], 3)
         },
-        dict(_changes(*row) for row in _rows(document["chunks"], 4)),
+        dict(_changes(*row) for row in rows_of(document["chunks"], 4)),
         sources=frozenset(
-            SnapshotId(_typed(source, bytes)) for source in _list(document.get("sources", []))
+            SnapshotId(typed(source, bytes)) for source in list_of(document.get("sources", []))
         ),
     )
     if len(changes.new) != len(new) or len(changes.updated) != len(updated):
@@ -390,13 +349,13 @@ def _change_set(document: dict[str, object]) -> ChangeSet:
 
 
 def _lineage(value: object) -> Lineage:
-    ((fork_id, merged, missing),) = _rows([value], 3)
-    known, lost = (frozenset(_typed(it, bytes) for it in _list(ids)) for ids in (merged, missing))
-    return Lineage(_typed(fork_id, bytes), known, lost)
+    ((fork_id, merged, missing),) = rows_of([value], 3)
+    known, lost = (frozenset(typed(it, bytes) for it in list_of(ids)) for ids in (merged, missing))
+    return Lineage(typed(fork_id, bytes), known, lost)
 
 
 def _path(value: object) -> str:
-    path = _typed(value, str)
+    path = typed(value, str)
     if not path.startswith("/") or check_path(path) != path:
         raise FormatError(f"A fork holds a node at {path[:100]!r}, which is no path.")
     return path
@@ -405,28 +364,28 @@ def _path(value: object) -> str:
 def _node(path: object, node_id: object, user_data: object, array: object) -> Node:
     found = None
     if array is not None:
-        ((dimensions, names),) = _rows([array], 2)
+        ((dimensions, names),) = rows_of([array], 2)
         found = ArrayData(
             tuple(
                 Dimension(_natural(length), _natural(count))
-                for length, count in _rows(dimensions, 2)
+                for length, count in rows_of(dimensions, 2)
             ),
-            None if names is None else tuple(_name(name) for name in _list(names)),
+            None if names is None else tuple(_name(name) for name in list_of(names)),
         )
         if len(found.dimensions) > MAX_RANK:
             raise FormatError(f"A fork holds an array of {len(found.dimensions)} axes.")
-    return Node(NodeId(_typed(node_id, bytes)), _path(path), _typed(user_data, bytes), found)
+    return Node(NodeId(typed(node_id, bytes)), _path(path), typed(user_data, bytes), found)
 
 
 def _natural(value: object) -> int:
-    number = _typed(value, int)
+    number = typed(value, int)
     if not 0 <= number < _MAX_BYTES:
         raise FormatError(f"A fork holds the number {number} where it cannot be.")
     return number
 
 
 def _name(value: object) -> str | None:
-    return None if value is None else _typed(value, str)
+    return None if value is None else typed(value, str)
 
 
 def _changes(
@@ -435,14 +394,14 @@ def _changes(
     axes = _natural(rank)
     changes = ArrayChanges(axes)
     if kept_grid is not None:
-        kept = tuple(_natural(size) for size in _list(kept_grid))
+        kept = tuple(_natural(size) for size in list_of(kept_grid))
         if len(kept) != axes:
             raise FormatError("A fork shrinks an array to a grid of another rank.")
         changes.kept_grid = kept
-    refs = _refs(_table(columns), axes)
+    refs = _refs(table_of(columns), axes)
     if len(refs):
         changes.set_many(refs)
-    return NodeId(_typed(node_id, bytes)), changes
+    return NodeId(typed(node_id, bytes)), changes
 
 
 class _Columns:
@@ -456,7 +415,7 @@ class _Columns:
         count = self.count if count is None else count
         if isinstance(value, int):
             return np.broadcast_to(np.array(value, dtype), count)
-        column = np.frombuffer(_typed(value, bytes), dtype)
+        column = np.frombuffer(typed(value, bytes), dtype)
         if len(column) != count:
             raise FormatError(f"A fork holds a column of {len(column)} rows in place of {count}.")
         return column
@@ -465,13 +424,13 @@ class _Columns:
         return self.read(self.columns[name], dtype, count)
 
     def strings(self, name: str) -> Strings:
-        values = _list(self.columns[name])
-        return Strings(tuple(_typed(value, str) for value in values))
+        values = list_of(self.columns[name])
+        return Strings(tuple(typed(value, str) for value in values))
 
 
 def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
     columns = _Columns(document)
-    axes = _list(document["coords"])
+    axes = list_of(document["coords"])
     if len(axes) != rank or rank > MAX_RANK:
         raise FormatError(f"A fork holds coordinates of {len(axes)} axes in place of {rank}.")
     _check_count(columns, axes)
@@ -488,7 +447,7 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
         raise FormatError("A fork holds a chunk reference that cannot be.")
     objects = np.zeros(columns.count, np.uint32)
     native, virtual, inline = (kinds == kind for kind in (Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE))
-    ids = _ids(_typed(document["ids"], bytes), int(native.sum()))
+    ids = _ids(typed(document["ids"], bytes), int(native.sum()))
     objects[native] = np.arange(len(ids))
     locations, etag_pool = columns.strings("locations"), columns.strings("etags")
     objects[virtual] = _below(
@@ -497,7 +456,7 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
     guarded = virtual & (columns.named("guarded", "u1") != 0)
     etags = np.full(columns.count, -1, np.int32)
     etags[guarded] = _below(columns.named("etag_of", "<u4", int(guarded.sum())), len(etag_pool))
-    data = _typed(document["inline"], bytes)
+    data = typed(document["inline"], bytes)
     sizes = lengths[inline].astype(np.int64)
     if (len(sizes) and int(sizes.max()) > len(data)) or int(sizes.sum()) != len(data):
         raise FormatError("A fork holds other inline bytes than its chunks have.")

@@ -7,43 +7,35 @@ open. Bytes from elsewhere are not trusted: every value is checked, and reading 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
-import msgpack
 import numpy as np
-import zstandard
 
 from icechunk_async.engine.changes.change_set import ChangeSet, Deleted, WorkingTree
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
 from icechunk_async.engine.changes.merge import check_fits
 from icechunk_async.engine.changes.moves import Moves
+from icechunk_async.engine.changes.parcels import Parcel, list_of, rows_of, table_of, typed
 from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
 from icechunk_async.engine.history.diff import Diff
 from icechunk_async.errors import (
     FormatError,
-    InvalidInputError,
     InvalidMoveError,
     NodeExistsError,
     NodeNotFoundError,
 )
-from icechunk_async.format.envelope import decompress
 from icechunk_async.format.ids import NodeId, SnapshotId
 from icechunk_async.format.manifest.reading import MAX_RANK
 from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy.typing as npt
 
     from icechunk_async.format.snapshot import Nodes
 
 __all__ = ["PendingState", "decode_pending", "encode_pending", "fitting"]
 
-_MAGIC: Final = b"ICAMERGE"
-_VERSION: Final = 1
-_HEAD_BYTES: Final = len(_MAGIC) + 1
-_LEVEL: Final = 3
+_PARCEL: Final = Parcel(b"ICAMERGE", 1, "pending merge")
 _NO_SESSION: Final = bytes(12)
 _PATH_SETS: Final = (
     "new_groups",
@@ -101,8 +93,7 @@ def encode_pending(state: PendingState) -> bytes:
         ],
         "open": sorted(state.open),
     }
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    return _MAGIC + bytes([_VERSION]) + compressor.compress(msgpack.packb(document))
+    return _PARCEL.pack(document)
 
 
 def decode_pending(data: bytes | memoryview) -> PendingState:
@@ -111,20 +102,7 @@ def decode_pending(data: bytes | memoryview) -> PendingState:
     Raises:
         FormatError: they are damaged, hostile, or of a newer version of this library.
     """
-    view = memoryview(data)
-    if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) <= _HEAD_BYTES:
-        raise FormatError("These bytes are not a pending merge, or only the beginning of one.")
-    if view[len(_MAGIC)] != _VERSION:
-        raise FormatError(
-            f"A pending merge was written in version {view[len(_MAGIC)]} of its encoding, and this "
-            f"library reads version {_VERSION}. Use the same version of icechunk-async everywhere."
-        )
-    try:
-        return _state(_table(msgpack.unpackb(bytes(decompress(view[_HEAD_BYTES:], "merge")))))
-    except (ValueError, KeyError, TypeError, OverflowError, InvalidInputError) as error:
-        raise FormatError(f"The bytes of a pending merge are damaged: {error!r}.") from error
-    except RecursionError as error:
-        raise FormatError("The bytes of a pending merge nest too deeply.") from error
+    return _PARCEL.unpack(data, _state)
 
 
 def fitting(state: PendingState, base: Nodes, spec_version: int) -> ChangeSet:
@@ -151,30 +129,30 @@ def fitting(state: PendingState, base: Nodes, spec_version: int) -> ChangeSet:
 
 
 def _state(document: dict[str, object]) -> PendingState:
-    fork = decode_fork(_typed(document["fork"], bytes))
+    fork = decode_fork(typed(document["fork"], bytes))
     fork.changes.moves = Moves(_pairs(document["moves"]))
-    conflicts = tuple(_conflict(*row) for row in _rows(document["conflicts"], 6))
-    numbers = frozenset(_typed(it, int) for it in _list(document["open"]))
+    conflicts = tuple(_conflict(*row) for row in rows_of(document["conflicts"], 6))
+    numbers = frozenset(typed(it, int) for it in list_of(document["open"]))
     if any(not 0 <= it < len(conflicts) for it in numbers):
         raise FormatError("A pending merge has a conflict open that it does not list.")
     return PendingState(
-        _typed(document["branch"], str),
-        SnapshotId(_typed(document["base"], bytes)),
-        SnapshotId(_typed(document["source"], bytes)),
+        typed(document["branch"], str),
+        SnapshotId(typed(document["base"], bytes)),
+        SnapshotId(typed(document["source"], bytes)),
         fork.base_id,
         fork.changes,
-        _typed(document["message"], str),
-        _diff(_table(document["diff"])),
+        typed(document["message"], str),
+        _diff(table_of(document["diff"])),
         conflicts,
         numbers,
     )
 
 
 def _diff(document: dict[str, object]) -> Diff:
-    sets = {name: frozenset(map(_path, _list(document[name]))) for name in _PATH_SETS}
+    sets = {name: frozenset(map(_path, list_of(document[name]))) for name in _PATH_SETS}
     chunks = {
         _path(path): _rows_of(count, rank, data)
-        for path, count, rank, data in _rows(document["chunks"], 4)
+        for path, count, rank, data in rows_of(document["chunks"], 4)
     }
     moved = tuple((_path(one), _path(other)) for one, other in _pairs(document["moved"]))
     return Diff(**sets, updated_chunks=chunks, moved_nodes=moved)
@@ -184,10 +162,10 @@ def _conflict(kind: object, path: object, node_id: object, *rows: object) -> Con
     count, rank, data = rows
     coords: list[list[int]] = _rows_of(count, rank, data).tolist()
     return Conflict(
-        ConflictKind[_typed(kind, str)],
+        ConflictKind[typed(kind, str)],
         _path(path),
         tuple(tuple(row) for row in coords),
-        None if node_id is None else NodeId(_typed(node_id, bytes)),
+        None if node_id is None else NodeId(typed(node_id, bytes)),
     )
 
 
@@ -197,7 +175,7 @@ def _rows_to(coords: npt.NDArray[np.uint32]) -> tuple[int, int, bytes]:
 
 
 def _rows_of(count: object, rank: object, data: object) -> npt.NDArray[np.uint32]:
-    rows, axes, numbers = _typed(count, int), _typed(rank, int), _typed(data, bytes)
+    rows, axes, numbers = typed(count, int), typed(rank, int), typed(data, bytes)
     # Without axes an array has one chunk, so the bytes bound the number of rows.
     if not 0 <= axes <= MAX_RANK or not 0 <= rows <= max(1, len(numbers)):
         raise FormatError(f"A pending merge holds {rows} chunks of {axes} axes, which cannot be.")
@@ -206,35 +184,12 @@ def _rows_of(count: object, rank: object, data: object) -> npt.NDArray[np.uint32
     return np.frombuffer(numbers, "<u4").reshape(rows, axes).astype(np.uint32)
 
 
-def _typed[T](value: object, kind: type[T]) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise FormatError(
-            f"A pending merge holds a {type(value).__name__} in place of a {kind.__name__}."
-        )
-    return value
-
-
-def _table(value: object) -> dict[str, object]:
-    return cast("dict[str, object]", _typed(value, dict))
-
-
-def _list(value: object) -> list[object]:
-    return cast("list[object]", _typed(value, list))
-
-
-def _rows(value: object, width: int) -> list[list[Any]]:
-    found: Iterable[list[Any]] = [_list(row) for row in _list(value)]
-    if any(len(row) != width for row in found):
-        raise FormatError("A pending merge holds a row of another width.")
-    return list(found)
-
-
 def _pairs(value: object) -> list[tuple[str, str]]:
-    return [(_path(one), _path(other)) for one, other in _rows(value, 2)]
+    return [(_path(one), _path(other)) for one, other in rows_of(value, 2)]
 
 
 def _path(value: object) -> str:
-    path = _typed(value, str)
+    path = typed(value, str)
     if not path.startswith("/") or check_path(path) != path:
         raise FormatError(f"A pending merge names a node {path[:100]!r}, which is no path.")
     return path
