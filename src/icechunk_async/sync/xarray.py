@@ -221,7 +221,8 @@ class _Selected(BackendArray):
             for cells in self._session.where(self._conditions, group=self._group, region=region):
                 values = self._variable[cells.box].to_numpy()
                 corner = zip(cells.box, spans, strict=True)
-                box = (slice(b.start - s.start, b.stop - s.start) for b, s in corner)
-                part = found[(*box, ...)]  # a view, also where there are no axes
+                box = [slice(b.start - s.start, b.stop - s.start) for b, s in corner]
+                place: tuple[Any, ...] = (*box, ...)
+                part = found[place]  # a view, also where there are no axes
                 part[cells.mask] = values[cells.mask]
         return found[tuple(inner)]
