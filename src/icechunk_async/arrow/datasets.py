@@ -100,7 +100,7 @@ def dataset(
     if batch_rows < 1 or fragment_bytes < 1:
         raise InvalidInputError("batch_rows and fragment_bytes must be positive.")
     session = _session(source, ref, storage_options)
-    if isinstance(source, str):
+    if isinstance(source, str) and is_icechunk_url(source):
         group = with_ref(IcechunkURL.parse(source), None, group).group
     shown = ArrayGroup(session, group.strip("/"), decode, nan_as_null, batch_rows)
     chosen = None if arrays is None else tuple(arrays)

@@ -191,7 +191,7 @@ def chunk_bounds(
 
 
 def mask_of(plan: RowPlan, chunks: Chunks, masks: Sequence[Mask]) -> Mask | None:
-    """Return a mask of a table's chunk grid: of those chunks that all masks keep; None without."""
+    """Return a mask of a table's chunk grid, of what all masks keep; None without masks."""
     if not masks:
         return None
     mask = np.zeros(plan.grid.counts, bool)

@@ -213,17 +213,16 @@ class _Selected(BackendArray):
         inner: list[Any] = []
         for it, length in zip(key, self.shape, strict=True):
             places = range(length)[it] if isinstance(it, slice) else range(it, it + 1)
-            first, last = (min(places), max(places) + 1) if len(places) else (0, 0)
-            spans.append(slice(first, last))
-            inner.append(np.array(places, np.intp) - first if isinstance(it, slice) else 0)
+            spans.append(slice(min(places), max(places) + 1) if places else slice(0, 0))
+            inner.append(slice(None, None, places.step) if isinstance(it, slice) else 0)
         found = np.full([it.stop - it.start for it in spans], self._missing, self.dtype)
         if found.size:
             region = tuple(spans)
             for cells in self._session.where(self._conditions, group=self._group, region=region):
                 values = self._variable[cells.box].to_numpy()
                 corner = zip(cells.box, spans, strict=True)
-                part = found[tuple(slice(b.start - s.start, b.stop - s.start) for b, s in corner)]
+                box = [slice(b.start - s.start, b.stop - s.start) for b, s in corner]
+                place: tuple[Any, ...] = (*box, ...)
+                part = found[place]  # a view, also where there are no axes
                 part[cells.mask] = values[cells.mask]
-        for axis in reversed(range(found.ndim)):
-            found = np.take(found, inner[axis], axis=axis)
-        return found
+        return found[tuple(inner)]

@@ -201,6 +201,13 @@ def test_an_empty_array_has_no_rows(tmp_path: Path) -> None:
     assert list(found.get_fragments()) == []
 
 
+def test_a_folder_whose_name_has_a_bar_is_opened(tmp_path: Path) -> None:
+    """Only ``|icechunk:`` makes a URL of several steps."""
+    folder = tmp_path / "a|b"
+    _create(folder, xarray.Dataset({"v": ("x", np.arange(3))}))
+    assert arrow.dataset(str(folder)).count_rows() == 3
+
+
 def test_an_array_without_dimensions_is_one_row(tmp_path: Path) -> None:
     """Which a filter can drop."""
     found = arrow.dataset(_create(tmp_path, xarray.Dataset({"v": ((), 4.5)})))

@@ -59,8 +59,7 @@ def measure(meaning: Meaning, numbers: Numbers, chosen: Mask | None = None) -> R
         else:
             _set_sum(row, values)
         doubles -= doubles.sum() / values.size
-        # Not np.dot: the threads of BLAS wait for each other, which takes fifty times longer where
-        # cores are busy.
+        # Not np.dot: the threads of BLAS wait for each other, which is slow where cores are busy.
         row["deviations"] = np.square(doubles, out=doubles).sum()
     return row
 

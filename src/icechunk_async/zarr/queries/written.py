@@ -108,7 +108,7 @@ class WrittenChunks:
         return 0 if form is None else form.bytes_a_chunk
 
     def measure(self, node: Node, coords: Coordinates, data: Data) -> _Measured | None:
-        """Return the statistics of a chunk; None if its values have no order, or no sense.
+        """Return the statistics of a chunk; None if its values have no order or cannot be decoded.
 
         Cost: decodes the chunk on the calling thread, and passes over it some five times.
         """

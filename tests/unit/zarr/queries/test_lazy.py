@@ -77,8 +77,19 @@ def test_chunks_without_a_match_are_not_read(session: Session, tmp_path: Path) -
         (tmp_path / "r" / "chunks" / str(handle.ref.chunk_id)).unlink()
     found = open_where(session, "t >= 215")
     assert found.shape == (24, 10)
-    assert "5 0" not in repr(found)
+    assert "[240 values with dtype=float64]" in repr(found)  # what is in memory is shown
     assert_equal(found, whole.t.where(whole.t >= 215))
+
+
+@pytest.mark.parametrize(("condition", "value"), [("n > 3", 4.0), ("n > 4", np.nan)])
+def test_an_array_without_axes_is_one_value(tmp_path: Path, condition: str, value: float) -> None:
+    """Which fulfils the condition, or is missing."""
+    repository = Repository.create(str(tmp_path / "r"))
+    session = repository.writable_session("main")
+    to_icechunk(xr.Dataset({"n": ((), 4)}), session)
+    session.commit("a number")
+    found = open_where(repository.readonly_session("main"), condition)
+    np.testing.assert_equal(found.item(), value)
 
 
 def test_what_cannot_be_asked_is_refused(session: Session) -> None:
