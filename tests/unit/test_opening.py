@@ -217,6 +217,8 @@ async def test_cancellation_just_after_opening_leaves_nothing_open(created: Back
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not created.is_open
+    else:
+        pytest.fail("opening takes more turns than were tried")
     assert not created.is_open
 
 
