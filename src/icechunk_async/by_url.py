@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from zarr.storage import StorePath
 
-from icechunk_async.errors import InvalidInputError
 from icechunk_async.repository import Repository
 from icechunk_async.urls import IcechunkURL
 
@@ -57,23 +56,20 @@ async def open_url(
     Cost: that of opening the repository, and of the session. Whether the node exists is not asked.
     """
     parsed = IcechunkURL.parse(url)
-    branch = parsed.branch or (None if parsed.tag or parsed.snapshot_id else "main")
-    if writable and (branch is None or parsed.as_of is not None):
-        raise InvalidInputError(
-            f"{parsed!r} names a state that nobody changes. Sessions that write begin on a branch: "
-            "give a URL with @branch.NAME, or without a ref for main."
-        )
+    written = parsed.written_branch() if writable else None
     async with Repository.open(
         parsed.location,
         config=config,
         authorize_virtual_chunk_access=authorize_virtual_chunk_access,
         storage_options=storage_options,
     ) as repository:
-        if writable:
-            assert branch is not None  # checked above
-            session = await repository.writable_session(branch)
+        if written is not None:
+            session = await repository.writable_session(written)
         else:
             session = await repository.readonly_session(
-                branch, tag=parsed.tag, snapshot_id=parsed.snapshot_id, as_of=parsed.as_of
+                parsed.read_branch,
+                tag=parsed.tag,
+                snapshot_id=parsed.snapshot_id,
+                as_of=parsed.as_of,
             )
         yield StorePath(session.store, parsed.group)

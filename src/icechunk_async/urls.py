@@ -163,6 +163,25 @@ class IcechunkURL:
         return self.branch or self.tag or self.snapshot_id or "main"
 
     @property
+    def read_branch(self) -> str | None:
+        """The branch to read, ``main`` without any ref; None with a tag or a snapshot id."""
+        return None if self.tag or self.snapshot_id else self.ref
+
+    def written_branch(self) -> str:
+        """Return the branch on which a session that writes begins.
+
+        Raises:
+            InvalidInputError: a tag, a snapshot id or a time is named, which nobody changes.
+        """
+        branch = self.read_branch
+        if branch is None or self.as_of is not None:
+            raise InvalidInputError(
+                f"{self!r} names a state that nobody changes. Sessions that write begin at the tip "
+                "of a branch: give a URL with @branch.NAME, or without a ref for main."
+            )
+        return branch
+
+    @property
     def group(self) -> str:
         """The path without ``/`` at its ends; empty for the root."""
         return self.path.strip("/")

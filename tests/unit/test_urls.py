@@ -157,6 +157,31 @@ def test_a_location_is_needed(location: str) -> None:
         IcechunkURL.parse(f"{location}|icechunk:")
 
 
+@pytest.mark.parametrize(
+    ("rest", "read", "written"),
+    [
+        ("", "main", "main"),
+        ("g", "main", "main"),
+        ("@branch.dev/g", "dev", "dev"),
+        ("@tag.v1", None, None),
+        (f"@{ID}", None, None),
+        ("@as-of.2026-01-31", "main", None),
+        ("@branch.dev@as-of.2026-01-31", "dev", None),
+    ],
+)
+def test_the_branch_that_a_url_reads_and_writes(
+    rest: str, read: str | None, written: str | None
+) -> None:
+    """Only the tip of a branch is written."""
+    url = IcechunkURL.parse(f"s3://b/r|icechunk:{rest}")
+    assert url.read_branch == read
+    if written is not None:
+        assert url.written_branch() == written
+    else:
+        with pytest.raises(InvalidInputError, match=r"nobody changes.*give a URL with @branch"):
+            url.written_branch()
+
+
 def test_secrets_are_not_shown() -> None:
     """A user, a password and a query stay out of the repr; the URL has them."""
     url = IcechunkURL.parse("https://user:secret@host/r?sig=hidden|icechunk:@tag.v1/g")

@@ -8,7 +8,7 @@ hosts find through entry points. See `icechunk_async.urls` for the URLs.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from zarr.storage import StorePath
 
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from icechunk_async.sync.session import Session
 
 __all__ = ["open_url", "repository_at", "session_at", "with_ref"]
-
-_WRITES: Final = (
-    "Sessions that write begin at the tip of a branch. Give a URL with @branch.NAME, or without "
-    "a ref for main."
-)
 
 
 class _Node(StorePath):
@@ -68,8 +63,12 @@ def open_url(
     """
     with translated():
         parsed = IcechunkURL.parse(url)
+        written = parsed.written_branch() if writable else None
     repository = repository_at(parsed, config, authorize_virtual_chunk_access, storage_options)
-    session = session_at(repository, parsed, writable=writable)
+    if written is not None:
+        session = repository.writable_session(written)
+    else:
+        session = session_at(repository, parsed)
     return _Node(session.store, parsed.group)
 
 
@@ -85,34 +84,27 @@ def repository_at(
     return Repository.open(storage, config, None if access is None else dict(access))
 
 
-def session_at(repository: Repository, url: IcechunkURL, *, writable: bool = False) -> Session:
-    """Begin a session at the ref of a URL.
+def session_at(repository: Repository, url: IcechunkURL) -> Session:
+    """Begin a session that reads what the ref of a URL names now.
 
     Raises:
-        InvalidInputError: it is to write, and the URL names no branch.
         RefNotFoundError, SnapshotNotFoundError: there is no such ref.
     """
-    branch = url.branch or (None if url.tag or url.snapshot_id else "main")
-    if writable:
-        if branch is None or url.as_of is not None:
-            with translated():
-                raise InvalidInputError(f"{url!r} names a state that nobody changes. {_WRITES}")
-        return repository.writable_session(branch)
     return repository.readonly_session(
-        branch, tag=url.tag, snapshot_id=url.snapshot_id, as_of=url.as_of
+        url.read_branch, tag=url.tag, snapshot_id=url.snapshot_id, as_of=url.as_of
     )
 
 
 def with_ref(url: IcechunkURL, ref: str | None, group: str | None) -> IcechunkURL:
-    """Return a URL with a group that an argument names below its own, and without the ref of one.
+    """Return a URL with the group of an argument below its own; the argument ``ref`` is not put in.
 
     Raises:
-        InvalidInputError: the URL and the argument name a ref each.
+        InvalidInputError: the URL and the argument name a ref each, or the group is no path.
     """
-    if ref is not None and replace(url, path="/") != IcechunkURL(url.location):
-        with translated():
+    with translated():
+        if ref is not None and not replace(url, path="/").is_plain:
             raise InvalidInputError(
                 f"{url!r} names a state of the repository, and ref={ref!r} one more. Give one."
             )
-    inner = "/".join(it for it in (url.group, (group or "").strip("/")) if it)
-    return replace(url, path=inner)
+        inner = "/".join(it for it in (url.group, (group or "").strip("/")) if it)
+        return replace(url, path=inner)
