@@ -12,7 +12,7 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.urls import repository_at, session_at, with_ref
 from icechunk_async.sync.urls.accessor import IcechunkAccessor, Origin
-from icechunk_async.urls import IcechunkURL, is_icechunk_url
+from icechunk_async.urls import IcechunkURL, is_icechunk_url, veiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,13 +67,16 @@ class IcechunkBackend(BackendEntrypoint):
             InvalidInputError: the URL cannot be understood, or names a ref beside ``ref``.
             FileNotFoundError: there is no such group.
         """
+        text = str(filename_or_obj)
         with translated():
-            url = IcechunkURL.parse(str(filename_or_obj))
+            url = IcechunkURL.parse(text)
         at = with_ref(url, ref, group)
         repository = repository_at(at, None, authorize_virtual_chunk_access, storage_options)
-        session = (
-            session_at(repository, at) if ref is None else repository.readonly_session(ref=ref)
-        )
+        if ref is None:
+            session, branch = session_at(repository, at), at.read_branch
+        else:
+            session = repository.readonly_session(ref=ref)
+            branch = ref if ref in repository.list_branches() else None
         dataset = ZarrBackendEntrypoint().open_dataset(
             session.store,  # type: ignore[arg-type]  # not in xarray's types
             group=at.group or None,
@@ -83,10 +86,11 @@ class IcechunkBackend(BackendEntrypoint):
             drop_variables=drop_variables,
             **decoders,
         )
-        named = ref if ref in repository.list_branches() else None
-        branch = at.branch or (None if at.tag or at.snapshot_id or ref else "main")
-        origin = Origin(repr(at), repository, session, at.group, branch or named)
-        return IcechunkAccessor.mark(dataset, origin)
+        if (shown := veiled(text)) != text:  # else xarray notes the text, secrets included
+            dataset.encoding["source"] = shown
+        return IcechunkAccessor.mark(
+            dataset, Origin(repr(at), repository, session, at.group, branch)
+        )
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Return whether it is a URL with a step ``|icechunk:``; other places may be anything."""
