@@ -18,10 +18,8 @@ from icechunk_async.arrow.table import (
     open_group,
     table_shape,
 )
-from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.sync import Repository, Session, urls
-from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync import Repository, Session
 from icechunk_async.sync.datasets.rows import (
     BATCH_ROWS,
     RowDataset,
@@ -31,7 +29,7 @@ from icechunk_async.sync.datasets.rows import (
 )
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.storage import Storage
-from icechunk_async.sync.urls import with_ref
+from icechunk_async.sync.urls import session_at, with_ref
 from icechunk_async.urls import IcechunkURL, is_icechunk_url
 from icechunk_async.zarr.queries.expressions import joined
 
@@ -54,7 +52,6 @@ __all__ = [
     "ArrayGroup",
     "dataset",
     "open_repository",
-    "session_at",
 ]
 
 
@@ -99,9 +96,16 @@ def dataset(
     """
     if batch_rows < 1 or fragment_bytes < 1:
         raise InvalidInputError("batch_rows and fragment_bytes must be positive.")
-    session = _session(source, ref, storage_options)
     if isinstance(source, str) and is_icechunk_url(source):
-        group = with_ref(IcechunkURL.parse(source), None, group).group
+        at = with_ref(IcechunkURL.parse(source), ref, group)
+        repository = open_repository(at.location, storage_options)
+        if ref is None:
+            session = session_at(repository, at)
+        else:
+            session = repository.readonly_session(ref=ref)
+        group = at.group
+    else:
+        session = _session(source, ref, storage_options)
     shown = ArrayGroup(session, group.strip("/"), decode, nan_as_null, batch_rows)
     chosen = None if arrays is None else tuple(arrays)
     with translated():
@@ -125,12 +129,8 @@ def _session(
                 "read-only session."
             )
         return source
-    if isinstance(source, str) and is_icechunk_url(source):
-        at = with_ref(IcechunkURL.parse(source), ref, None)
-        if ref is None:
-            return urls.session_at(open_repository(at.location, storage_options), at)
-        source = at.location
-    return session_at(open_repository(source, storage_options), "main" if ref is None else ref)
+    repository = open_repository(source, storage_options)
+    return repository.readonly_session(ref="main" if ref is None else ref)
 
 
 def open_repository(
@@ -140,16 +140,6 @@ def open_repository(
     if not isinstance(source, str):
         return source
     return Repository.open(Storage.from_url(source, **(storage_options or {})))
-
-
-def session_at(repository: Repository, ref: str) -> Session:
-    """Return a read-only session of what a ref names now.
-
-    Raises:
-        NotFoundError: it names nothing.
-    """
-    snapshot_id = run(repository.handle.ask(lambda it: find_ref(it.engine, ref)))
-    return repository.readonly_session(snapshot_id=str(snapshot_id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from icechunk_async.arrow.datasets import ArrayGroup, dataset, open_repository, session_at
+from icechunk_async.arrow.datasets import ArrayGroup, dataset, open_repository
 from icechunk_async.arrow.naming import free_name, group_name
 from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import InvalidInputError, MissingDriverError
@@ -82,7 +82,7 @@ def connect(
     made: list[str] = []
     for name, wanted in refs.items():
         start = f"{name}_" if name else ""
-        session = session_at(repository, wanted)
+        session = repository.readonly_session(ref=wanted)
         for table in tables:
             found = f"{start}{ABOUT}{table}"
             if named_in is None or _has_word(named_in, found):

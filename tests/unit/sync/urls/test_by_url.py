@@ -67,7 +67,7 @@ class Place:
             self.url("@tag.v1/g/h"): 0,
             self.url(f"@{self.first}/g/h"): 0,
             self.url(f"@as-of.{self.time}/g/h"): 0,
-            self.url("/@tag.v1/g/h".removeprefix("/")) + "/": 0,
+            self.url("@tag.v1/g/h/"): 0,
             self.url("@tag.v1|zarr3:g/h"): 0,
         }
 
@@ -142,6 +142,8 @@ def test_xarray_opens_a_url_with_the_engine(place: Place) -> None:
         xr.open_dataset(place.url("@tag.v1/g/h"), ref="main")
     with pytest.raises(FileNotFoundError):
         xr.open_dataset(place.url("nothing"))
+    with pytest.raises(icechunk.IcechunkError, match="is not a node path"):
+        xr.open_dataset(place.url("g"), engine="icechunk-async", group="a//h")
 
 
 def test_the_engine_leaves_other_files_to_others() -> None:
@@ -256,9 +258,19 @@ def test_arrow_reads_the_rows_of_a_url(place: Place) -> None:
         arrow_dataset(place.url("@tag.v1/g/h"), ref="main")
 
 
+def test_arrow_reads_a_path_with_a_bar(tmp_path: Path) -> None:
+    """It is a path where no step of ours follows."""
+    path = str(tmp_path / "a|b")
+    with icechunk.Repository.create(path) as repository:
+        session = repository.writable_session("main")
+        to_icechunk(xr.Dataset({"a": ("x", [7])}), session, group="g")
+        session.commit("seven")
+    assert arrow_dataset(path, "g").to_table()["a"].to_pylist() == [7]
+
+
 async def test_a_repository_is_opened_whole(place: Place) -> None:
     """A step that adds nothing is left out; one that names a part is refused, with what to call."""
-    for location in (place.url(), place.url("").removesuffix(":")):
+    for location in (place.url(), place.url().removesuffix(":")):
         async with Repository.open(location) as repository:
             assert "main" in await repository.list_branches()
     with pytest.raises(InvalidURLError, match=r"a repository is opened whole.*open_url"):
@@ -275,12 +287,18 @@ def test_a_repository_is_opened_whole_in_blocking_code(place: Place) -> None:
         icechunk.Repository.open(place.url("g"))
 
 
-def test_secrets_of_a_url_are_shown_nowhere(place: Place) -> None:
-    """Neither by the URL nor by what is opened with it."""
+def test_secrets_of_a_url_are_shown_nowhere() -> None:
+    """Neither by the URL nor by what is opened with it; xarray notes the URL as the source."""
     url = IcechunkURL.parse("s3://key:secret@b/r?token=hidden|icechunk:@tag.v1")
     with pytest.raises(InvalidInputError) as caught:
         Repository.open(str(url))
-    opened = xr.open_dataset(place.url("g/h"))
+    location = "memory://key:secret@shown?token=hidden"
+    with icechunk.Repository.create(location) as repository:
+        session = repository.writable_session("main")
+        to_icechunk(xr.Dataset({"a": ("x", [7])}), session, group="g")
+        session.commit("seven")
+    opened = xr.open_dataset(f"{location}|icechunk:g")
+    assert opened.encoding["source"].endswith("@shown|icechunk:g")
     for text in (repr(url), str(caught.value), repr(opened.encoding), repr(opened.icechunk)):
         assert "secret" not in text
         assert "hidden" not in text
