@@ -527,9 +527,8 @@ class Repository:
                 is a branch.
             as_of: with a branch: read what was its tip at this time, by the writers' clocks: an
                 aware `datetime`, an ISO 8601 text (UTC unless it has an offset), or a `timedelta`
-                before now. Format
-                2 tells from the operations log, also after a reset, an amendment or an expiration;
-                format 1 searches the history that the branch has now.
+                before now. Format 2 tells from the operations log, also after a reset, an amendment
+                or an expiration; format 1 searches the history that the branch has now.
 
         Raises:
             BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist, or what
@@ -2912,11 +2911,10 @@ class Lifetime:
     @property
     def shown(self) -> str:
         """The place for people: without a user, a password or a query, which may be secret."""
-        from icechunk_async.format.config.secrets import veiled_url  # noqa: PLC0415 -- loaded on use
+        from icechunk_async.urls import veiled  # noqa: PLC0415 -- loaded on use
 
         description = getattr(self._location, "description", None)
-        url = str(self._location if description is None else description.url)
-        return veiled_url(url.partition("?")[0] if "://" in url else url)
+        return veiled(str(self._location if description is None else description.url))
 
     def check_open(self) -> None:
         """Refuse a repository that was closed."""
@@ -2946,7 +2944,7 @@ class Opening[R: Repository]:
 
     ``async with`` opens the repository and closes it with the block. ``await`` opens it and returns
     it; it stays open until ``aclose``, also if nobody keeps the `Opening` or the task that opened
-    it ends. Until one of both nothing is opened and nothing has to be closed.
+    it ends. Until then nothing is opened, and nothing has to be closed.
 
     The same repository is returned however often an `Opening` is awaited. It can be entered once,
     also after it was awaited, and then closes with the block. Once it is closed, it can be neither
