@@ -69,12 +69,9 @@ def test_served(contest: Contest, s3: S3Server) -> None:
     url, keys = f"s3://{BUCKET}/{uuid4().hex}", [f"a/c/{number}" for number in range(count)]
     wire = contest.pick("near", "50 ms")
     options = s3_options(s3.endpoint(wire))
+    asyncio.run(_fill(url, s3_options(s3.endpoint()), count, cells))
     stack = AsyncExitStack()
-    with (
-        asyncio.Runner() as runner,
-        _filled(runner, url, s3, count, cells),
-        _serving(url, options) as served,
-    ):
+    with asyncio.Runner() as runner, _serving(url, options) as served:
 
         async def opened() -> tuple[aiohttp.ClientSession, Any]:
             connector = aiohttp.TCPConnector(limit=AT_ONCE)
@@ -110,11 +107,3 @@ def test_served(contest: Contest, s3: S3Server) -> None:
             )
         finally:
             runner.run(stack.aclose())
-
-
-@contextmanager
-def _filled(
-    runner: asyncio.Runner, url: str, s3: S3Server, count: int, cells: int
-) -> Iterator[None]:
-    runner.run(_fill(url, s3_options(s3.endpoint()), count, cells))
-    yield

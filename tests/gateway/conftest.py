@@ -1,4 +1,4 @@
-"""A served repository; what cannot be installed is skipped loudly, and fails where CI is set."""
+"""A served repository; tests of programs that are missing are skipped, and fail in CI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,11 +27,10 @@ TOKEN = "reader-0123456789abcdef"  # noqa: S105 -- opens nothing
 
 
 def missing(program: str, how: str) -> NoReturn:
-    """Skip the test with a warning; in CI, fail it."""
+    """Skip the test, with a reason that pytest and tox show at the end; in CI, fail it."""
     text = f"{program} is not here, so that nothing shows that it reads what is served: {how}"
     if os.environ.get("CI"):
         pytest.fail(text)
-    warnings.warn(text, stacklevel=2)
     pytest.skip(text)
 
 

@@ -1,9 +1,8 @@
 """Serve repositories to readers that know only Zarr: plain Zarr v3 over HTTP.
 
 `app` is an ASGI application, which any server of ASGI runs and FastAPI or Starlette mount;
-`icechunk-async serve` runs it with uvicorn. `publish_static` writes the same as
-files. `requests`, `replies` and `access` decide, `contents`
-reads.
+`icechunk-async serve` runs it with uvicorn (`server`). `publish_static` writes the same as files.
+`requests`, `replies` and `access` decide; `contents` reads, and `page` draws what people look at.
 """
 
 from icechunk_async.gateway.access import Grant, read_grants

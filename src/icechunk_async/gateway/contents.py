@@ -18,7 +18,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.tree.workspace import read_native
-from icechunk_async.errors import InvalidStoreKeyError, NotFoundError
+from icechunk_async.errors import InvalidObjectKeyError, InvalidStoreKeyError, NotFoundError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.paths import ancestors
@@ -132,7 +132,7 @@ class Contents:
         look = self.repository.lookup_tag if ref.kind == "tag" else self.repository.lookup_branch
         try:
             found = await look(ref.name)
-        except NotFoundError:
+        except (NotFoundError, InvalidObjectKeyError):  # in format 1 a name is part of a key
             found = None
         self._targets.put(ref, (began + self._refresh_us, found), 1)
         return found

@@ -11,6 +11,7 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
@@ -46,6 +47,8 @@ _SIDE: Final = 256
 _MOST_CELLS: Final = 1 << 22
 _MOST_CHUNKS: Final = 64
 """Of one picture."""
+_LARGEST_CHUNK: Final = 1 << 24
+"""Cells of a chunk that is decoded for a picture, at most; even one never written takes memory."""
 _STYLE: Final = """
 nav { margin-bottom: 1rem; } a { color: inherit; }
 .log { list-style: none; padding: 0; } .log li { margin-bottom: 0.6rem; }
@@ -118,7 +121,7 @@ async def snapshot_page(repository: Repository, session: Session, ref: Ref, link
         links: where the page of another snapshot is, relative to this one; None: nowhere.
 
     Cost: the requests of `Repository.ancestry` and `Repository.diff`, and the chunks of at most
-    three slices, 64 each.
+    three slices, 64 each. Arrays whose chunks have more than 16 million cells are not read.
     """
     page = _Page(ref, None, session, links)
     try:
@@ -131,9 +134,9 @@ async def snapshot_page(repository: Repository, session: Session, ref: Ref, link
             if len(page.history) > _MOST_COMMITS:
                 break
         page.diff = await _diff(repository, page.info)
-    drawn = [it for it in session.workspace.tree.nodes() if _is_drawn(it)]
-    drawn.sort(key=lambda it: -len(_shape(it)))  # of one axis are mostly coordinates
-    for node in drawn[:_MOST_DRAWN]:
+    arrays = [it for it in session.workspace.tree.nodes() if it.array is not None]
+    arrays.sort(key=lambda it: -len(_shape(it)))  # of one axis are mostly coordinates
+    for node in islice(filter(_is_drawn, arrays), _MOST_DRAWN):  # parses few documents
         page.slices.append(await _draw(session, node))
     body = [*_head(page), *_tree(page), *_slices(page), *_changes(page), *_history(page)]
     return document(_title(page), body, style=_STYLE)
@@ -185,6 +188,8 @@ async def _draw(session: Session, node: Node) -> Slice:
     where = ", ".join([*("0" for _ in shape[: -len(window)]), *(f"0:{size}" for size in window)])
     try:
         array = await open_array(store=session.store, path=node.path[1:], mode="r")
+        if max(math.prod(window), math.prod(array.chunks)) > _LARGEST_CHUNK:
+            return Slice(node.path, "No picture: its chunks are too large to draw.")
         selection: tuple[int | slice[int, int], ...] = (
             *((0,) * (len(shape) - len(window))),
             *(slice(0, size) for size in window),

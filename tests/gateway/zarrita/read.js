@@ -1,4 +1,5 @@
-// Open an array of a served snapshot and read a part: `node read.js URL ARRAY [HEADERS]`.
+// Open an array of a served snapshot and read a part: `node read.js FOLDER URL ARRAY [TOKEN]`.
+// FOLDER is where zarrita is installed.
 // Prints what was read, and the requests that it took, as one JSON document.
 import { pathToFileURL } from "node:url";
 

@@ -16,6 +16,8 @@ from tests.helpers import group_document, make_array, memory_url, write
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from icechunk_async.storage import Storage
+
 NATIVE = bytes(range(256)) * 4
 SOURCE = b"somebody else's file"
 
@@ -27,6 +29,8 @@ class Served:
     repository: Repository
     storage: LatencyStorage
     """Counts what the repository asks its storage for."""
+    elsewhere: Storage
+    """Holds the source of virtual chunks."""
     first: SnapshotId
     tip: SnapshotId
 
@@ -61,4 +65,4 @@ async def served() -> AsyncIterator[Served]:
             await write(session, "g/small/c/1", b"wxyz")
             tip = await session.commit("second")
             storage.forget()
-            yield Served(repository, storage, first, tip)
+            yield Served(repository, storage, elsewhere, first, tip)

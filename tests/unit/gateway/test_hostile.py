@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icechunk_async import Repository
 from icechunk_async.gateway import app
 from icechunk_async.gateway.requests import (
     BadRequest,
@@ -17,7 +18,7 @@ from icechunk_async.gateway.requests import (
     path_of,
 )
 from icechunk_async.storage import slice_range
-from tests.helpers import examples
+from tests.helpers import examples, memory_url
 from tests.unit.gateway.client import ask
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ async def test_paths(served: Served, target: str, status: int) -> None:
     assert answer.status == status
     assert answer.sentence
     assert not any(key.startswith("chunks/") for _, key in served.storage.log)
+
+
+@pytest.mark.parametrize("name", ["a%2F..%2Fb", "a%2F%2Fb", "x%2F", "x" * 3000])
+@pytest.mark.parametrize("kind", ["branch", "tag"])
+async def test_names_that_no_ref_can_have(kind: str, name: str) -> None:
+    """In format 1, in which a name is part of an object's key: there is no such ref."""
+    async with Repository.create(memory_url(), spec_version=1) as repository:
+        answer = await ask(app(repository), f"/@{kind}.{name}/zarr.json")
+    assert answer.status == 404
+    assert answer.sentence
 
 
 @pytest.mark.parametrize(

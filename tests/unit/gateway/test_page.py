@@ -135,6 +135,20 @@ async def test_a_picture_reads_few_chunks(served: Served) -> None:
     assert "[0, 0:56, 0:56]" in answer.body.decode()
 
 
+async def test_a_picture_reads_no_huge_chunk() -> None:
+    """Neither whole nor a part of it, as a chunk is decoded whole; one never written as well."""
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        for name, shape in (("flat", (10**6, 10**6)), ("deep", (10**9, 4, 4))):
+            await create_array(
+                store=session.store, name=name, shape=shape, chunks=shape, dtype="float32"
+            )
+        await session.commit("two chunks")
+        answer = await ask(app(repository), "/@branch.main/")
+    text = Reader(answer.body.decode()).text
+    assert text.count("No picture: its chunks are too large to draw.") == 2
+
+
 @examples(200)
 @given(st.lists(st.tuples(st.integers(1, 10**12), st.integers(1, 10**6)), min_size=1, max_size=4))
 def test_a_window_is_small(axes: list[tuple[int, int]]) -> None:

@@ -194,7 +194,18 @@ async def test_names_are_quoted() -> None:
             assert (await ask(gateway, target)).status == 200
 
 
-async def test_a_changed_source_is_told_without_its_place(served: Served) -> None:
+async def test_a_changed_source_is_told(served: Served) -> None:
+    """A reference that guards its source gives no other bytes; one without a guard does."""
+    gateway = app(served.repository)
+    await served.elsewhere.put("file", SOURCE[::-1])
+    answer = await ask(gateway, "/@branch.main/v/c/0")
+    assert answer.status == 502
+    assert "changed" in answer.sentence
+    assert "elsewhere" not in answer.sentence
+    assert (await ask(gateway, "/@branch.main/v/c/1")).body == SOURCE[::-1][:10]
+
+
+async def test_a_source_that_may_not_be_read_is_told_without_its_place(served: Served) -> None:
     """The log has the location; the client has a sentence."""
     async with served.repository.reopen(authorize_virtual_chunk_access={}) as other:
         answer = await ask(app(other), "/@branch.main/v/c/0")
