@@ -12,8 +12,10 @@ import pytest
 import zarr
 
 from icechunk_async import Repository
+from icechunk_async.conflicts import AppendSolver
 from tests.interop.theirs import icechunk
 from tests.unit.engine.versions.stories import Story, contents_at
+from tests.unit.zarr.test_append import append, begin, series, values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +36,25 @@ async def official_contents(root: Path, branch: str) -> dict[str, bytes]:
         assert value is not None
         found[key] = value.to_bytes()
     return found
+
+
+@pytest.mark.parametrize(("spec", "length"), [(1, 4), (2, 4), (2, 3)])
+async def test_the_official_engine_reads_what_two_appenders_wrote(
+    tmp_path: Path, spec: int, length: int
+) -> None:
+    """Where the second block was moved by reference, and where its seam was rewritten."""
+    async with begin(str(tmp_path), 4, 4, spec_version=spec) as repository:
+        for branch, first in (("main", 100), ("side", 1000)):
+            session = await repository.writable_session(branch)
+            await append(session, range(first, first + length))
+            await session.commit(f"days of {branch}")
+        await repository.merge("side", solver=AppendSolver("time"))
+        days = await series(repository)
+        assert days == [*range(4), *range(100, 100 + length), *range(1000, 1000 + length)]
+    store = theirs(tmp_path).readonly_session("main").store
+    for path, expected in (("time", np.array(days)), ("rain", values(days))):
+        read = zarr.open_array(store, path=path, mode="r")
+        np.testing.assert_array_equal(np.asarray(read[...]), expected)
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("INTEROP_SEEDS", "1")) * 6))

@@ -406,6 +406,26 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
     assert len(made[-1]) < 2600
 
 
+async def test_only_manifests_that_replace_others_stay_decoded(tmp_path: Path) -> None:
+    """New arrays cost nothing beyond their files; those that change are not decoded again."""
+    made: list[list[str]] = []
+    async with Repository.create(tmp_path.as_uri()) as repository:
+        for turn in range(3):
+            session = await repository.writable_session("main")
+            for number in range(20):
+                if turn == 0:
+                    await make_array(session, f"a{number}", (10,), (1,))
+                await write(session, f"a{number}/c/{turn}", b"x")
+            with counted_calls() as calls:
+                await session.commit("twenty arrays")
+            made.append(calls)
+    new, first, second = made
+    assert "ChunkRefs.compact" not in new
+    assert new.count("ChunkRefs.narrow") == 20  # to encode them
+    assert first.count("decode_manifest") == 20
+    assert "decode_manifest" not in second
+
+
 async def test_references_that_a_commit_keeps_hold_no_others(tmp_path: Path) -> None:
     """A manifest that stays decoded has none of the bytes of chunks that were deleted."""
     config = RepositoryConfig(inline_chunk_threshold_bytes=60_000)

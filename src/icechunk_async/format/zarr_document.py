@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from icechunk_async.errors import InvalidMetadataError
+from icechunk_async.errors import FormatError, InvalidMetadataError
 from icechunk_async.format.json.values import is_list, is_object, utf8
 from icechunk_async.format.manifest.reading import MAX_RANK
 from icechunk_async.format.snapshot import ArrayData, Dimension
@@ -70,12 +70,20 @@ def same_chunk_format(one: bytes, other: bytes) -> bool:
     """Return whether the bytes of a chunk mean the same under two documents of arrays.
 
     Attributes and the shape make no difference; everything else may.
+
+    Raises:
+        FormatError: one of them is no JSON object.
     """
     return _chunk_format(one) == _chunk_format(other)
 
 
 def _chunk_format(data: bytes) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(data)
+    try:
+        document: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError("A metadata document in a snapshot is no JSON.") from error
+    if not is_object(document):
+        raise FormatError("A metadata document in a snapshot is no JSON object.")
     return {key: it for key, it in document.items() if key not in {"attributes", "shape"}}
 
 

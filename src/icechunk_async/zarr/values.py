@@ -15,9 +15,14 @@ import zarr.api.asynchronous as za
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
 from icechunk_async.engine.versions.pictures import ChangeMap, draw_changes, html_image
-from icechunk_async.errors import InvalidInputError, MissingDriverError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidMetadataError,
+    MissingDriverError,
+)
 from icechunk_async.format.paths import check_selection, is_within
-from icechunk_async.format.zarr_document import same_chunk_format
+from icechunk_async.format.zarr_document import parse_document, same_chunk_format
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -416,12 +421,24 @@ def _boxes(pair: _Pair) -> Iterator[tuple[slice, ...]]:
 
 
 def _check_grid(session: Session, path: str, advice: str) -> None:
-    """Refuse an array whose grid is not regular, before Zarr does with another advice."""
+    """Refuse an array that is damaged, or not regular, before Zarr does with another advice."""
     node = session.workspace.node(path)
-    grid: Any = {} if node is None else json.loads(node.user_data)["chunk_grid"]
-    if grid.get("name") != "regular":
+    assert node is not None  # it is in the snapshot
+    damaged = FormatError(
+        f"The metadata document of {path!r} does not fit its array. The repository is damaged."
+    )
+    try:
+        document = parse_document(node.user_data, path)
+    except InvalidMetadataError as error:
+        raise damaged from error
+    if node.array is None or document.array is None:
+        raise damaged
+    if len(document.array.dimensions) != len(node.array.dimensions):
+        raise damaged
+    if not document.regular_grid:
+        name = json.loads(node.user_data)["chunk_grid"]["name"]
         raise InvalidInputError(
-            f"Values of {path!r} cannot be compared: its chunk grid is {grid.get('name')!r}, and "
+            f"Values of {path!r} cannot be compared: its chunk grid is {name!r}, and "
             f"only regular ones are supported. {advice}"
         )
 
@@ -507,7 +524,7 @@ class _CellFeed:
         assert change.before is not None
         assert change.after is not None
         same = same_chunk_format(change.before, change.after)
-        if same and json.loads(change.before)["shape"] == json.loads(change.after)["shape"]:
+        if same and json.loads(change.before).get("shape") == json.loads(change.after).get("shape"):
             return
         old, new = await self._both(change.node_id, change.path)
         assert old is not None  # since it has another document now

@@ -17,7 +17,7 @@ from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from icechunk_async import Session
     from icechunk_async.storage import Storage
@@ -54,7 +54,7 @@ async def _fill(repository: Repository, length: int, chunk: int, options: dict[s
     await session.commit("begin")
 
 
-def values(days: range) -> np.ndarray[Any, Any]:
+def values(days: Sequence[int]) -> np.ndarray[Any, Any]:
     """Return the rain of some days."""
     return np.array([[day * 100.0 + x for x in range(6)] for day in days]).reshape(-1, 6)
 

@@ -59,8 +59,8 @@ _CONCURRENT_REWRITES: Final = 4
 """Arrays at a time, and manifests of each; several because reading and writing take time."""
 _KEPT_REFS: Final = 4096
 _KEPT_BYTES: Final = 1 << 18
-"""The largest new manifest, by references and by inline bytes, that stays decoded: the next commit
-may need it."""
+"""The largest manifest, by references and by inline bytes, that stays decoded when it is replaced:
+the next commit may need it."""
 _BYTES_PER_REF: Final = 64
 """Roughly what a reference takes while it is encoded; decides what goes to a thread."""
 
@@ -133,7 +133,7 @@ class Flusher:
         self._made: dict[NodeId, tuple[_Recipe, Written]] = {}
         self._stored: set[ManifestId] = set()
         self._decoded: dict[ManifestId, Manifest] = {}
-        """Small manifests that are not stored yet."""
+        """Small manifests that replace others and are not stored yet."""
 
     @property
     def has_stored(self) -> bool:
@@ -460,9 +460,11 @@ class Flusher:
         packed = self._assets.manifests.encode(
             manifest_id, {node_id: refs}, self.options.location_dictionary
         )
-        if len(refs) <= _KEPT_REFS:
-            # Without what `take` left of larger pools, which it would keep in memory.
-            # Checksums are read from their own file, and only by who wants them.
+        if parts and len(refs) <= _KEPT_REFS:
+            # An array that changes is likely to change again. To keep those of many new arrays
+            # takes a tenth of the time of their commit. Without what `take` left of
+            # larger pools, which it would keep in memory. Checksums are read from their own file,
+            # and only by who wants them.
             small = replace(refs.narrow().compact(), sums=None)
             if small.inline.nbytes <= _KEPT_BYTES:
                 self._decoded[manifest_id] = Manifest(manifest_id, {node_id: small})

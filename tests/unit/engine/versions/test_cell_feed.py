@@ -347,6 +347,35 @@ async def test_a_damaged_chunk_is_a_format_error() -> None:
             await cells(repository, "main~1")
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        {"shape": [3, 3]},
+        {"shape": None},
+        {"node_type": "group"},
+        {"chunk_grid": 5},
+    ],
+    ids=range(8),
+)
+async def test_a_damaged_document_is_a_format_error(broken: bytes | dict[str, Any]) -> None:
+    """On the side before the change as well as on that after it."""
+    async with Repository.create(memory_url()) as repository:
+        await commit(repository, np.zeros(4, "i4"))
+        session = await repository.writable_session("main")
+        node = session.workspace.base.nodes["/a"]
+        if isinstance(broken, dict):
+            broken = json.dumps(json.loads(node.user_data) | broken).encode()
+        session.workspace.set_node(node.path, broken, node.array)
+        await session.commit("damaged")
+        for refs in (("main~1", "main"), ("main", "main~1")):
+            with pytest.raises(FormatError):
+                await cells(repository, *refs)
+
+
 async def test_a_grid_that_is_not_regular_is_refused_by_name() -> None:
     """With the level that works."""
     async with Repository.create(memory_url()) as repository:
