@@ -15,8 +15,16 @@ from icechunk_async.engine.changes.change_set import ChangeSet, Deleted, Working
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
 from icechunk_async.engine.changes.merge import check_fits
 from icechunk_async.engine.changes.moves import Moves
-from icechunk_async.engine.changes.parcels import Parcel, list_of, rows_of, table_of, typed
-from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
+from icechunk_async.engine.changes.wire import (
+    ForkState,
+    Parcel,
+    decode_fork,
+    encode_fork,
+    list_of,
+    rows_of,
+    table_of,
+    typed,
+)
 from icechunk_async.engine.history.diff import Diff
 from icechunk_async.errors import (
     FormatError,
