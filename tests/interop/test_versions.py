@@ -1,4 +1,4 @@
-"""Merges, reverts, restores and squashes are ordinary commits to the official engine."""
+"""Merges, picks, reverts, restores and squashes are ordinary commits to the official engine."""
 
 from __future__ import annotations
 
@@ -72,8 +72,13 @@ async def test_the_official_engine_reads_and_continues_every_result(
         for _ in range(3):
             await left.commit(repository, "side")
             await right.commit(repository, "main")
+        await repository.create_branch("picked", await repository.lookup_branch("main"))
+        commits = [it.id async for it in repository.ancestry(branch="side")][:3]
+        for commit in reversed(commits):
+            await repository.cherry_pick(commit, onto="picked")
         await repository.merge("side")
         assert await official_contents(tmp_path, "main") == await contents_at(repository)
+        assert await official_contents(tmp_path, "picked") == await contents_at(repository)
         await repository.revert("main")
         await repository.restore("side", paths=["l"])
         await repository.squash("main", since="main~2")

@@ -93,6 +93,25 @@ def test_events_are_sent_again_until_they_are_taken(
     assert run(*arguments[:-1], "ftp://x", "--count", "1").exit_code == 1
 
 
+def test_events_that_were_not_taken_come_after_a_restart(
+    repository: Path, sample: Sample, receiver: tuple[str, type[_Receiver]]
+) -> None:
+    """A commit is printed once its event was taken, so the last line tells where to go on."""
+    pytest.importorskip("aiohttp", reason="--post needs the extra http")
+    url, server = receiver
+    server.statuses += [204, 400]
+    stopped = run("watch", repository, "--since", "main~2", "--post", url, "--json")
+    assert stopped.exit_code == 1
+    printed = [json.loads(line)["snapshot_id"] for line in stopped.stdout.splitlines()]
+    assert printed == [sample.v1]
+    restarted = run(
+        "watch", repository, "--since", printed[-1], "--post", url, "--json", "--count", "1"
+    )
+    assert restarted.exit_code == 0
+    ids = [event["id"] for _, event in server.events]
+    assert ids == [sample.v1, sample.tip, sample.tip]
+
+
 def test_blame_lists_commits_with_their_chunks(repository: Path, sample: Sample) -> None:
     """Newest first, each with how many chunks it wrote last."""
     document = json.loads(run("tree", repository, "--json").stdout)
