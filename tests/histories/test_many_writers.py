@@ -21,7 +21,10 @@ from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.synchronize import Barrier
     from pathlib import Path
+
+    from icechunk_async import Session
 
 WRITERS = 32
 PROCESSES = 4
@@ -40,7 +43,10 @@ async def _prepare(url: str, layout: str, chunks: int) -> None:
 
 
 async def _commit(repository: Repository, chunk: int) -> None:
-    session = await repository.writable_session("main")
+    await _write_and_commit(await repository.writable_session("main"), chunk)
+
+
+async def _write_and_commit(session: Session, chunk: int) -> None:
     await write(session, f"a/c/{chunk}", b"%d" % chunk * 300)
     await session.commit(f"chunk {chunk}", rebase_with=ConflictDetector())
 
@@ -132,12 +138,24 @@ async def _notes(url: str) -> list[Any]:
         ]
 
 
+_all_started: Barrier
+"""Given to each process as it starts."""
+
+
+def _start_together(barrier: Barrier) -> None:
+    global _all_started  # noqa: PLW0603 - a spawned process keeps what its initializer was given
+    _all_started = barrier
+
+
 def _process(url: str, first: int) -> None:
-    """Commit several chunks from a separate process."""
+    """Commit several chunks from a separate process, the first once every process has a session."""
 
     async def work() -> None:
         async with Repository.open(url) as repository:
-            for chunk in range(first, first + COMMITS_PER_PROCESS):
+            session = await repository.writable_session("main")
+            await asyncio.to_thread(_all_started.wait, 300)
+            await _write_and_commit(session, first)
+            for chunk in range(first + 1, first + COMMITS_PER_PROCESS):
                 await _commit(repository, chunk)
 
     asyncio.run(work())
@@ -150,7 +168,8 @@ def test_processes_on_one_local_repository_all_land_once(layout: str, tmp_path: 
     chunks = PROCESSES * COMMITS_PER_PROCESS
     asyncio.run(_prepare(url, layout, chunks))
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
+    barrier = spawn.Barrier(PROCESSES)
+    with ProcessPoolExecutor(PROCESSES, spawn, _start_together, (barrier,)) as pool:
         firsts = range(0, chunks, COMMITS_PER_PROCESS)
         assert list(pool.map(_process, [url] * PROCESSES, firsts)) == [None] * PROCESSES
     asyncio.run(_check(url, chunks))
