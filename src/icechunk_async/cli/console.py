@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icechunk_async._runtime.text import printable
+from icechunk_async.cli.words import age_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -32,11 +33,13 @@ __all__ = [
     "REMOVED",
     "SNAPSHOT",
     "TAG",
+    "is_on_terminal",
     "make_console",
     "make_table",
     "one_line",
     "plain",
     "showing_progress",
+    "time_head",
     "time_of",
 ]
 
@@ -67,6 +70,11 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
+def is_on_terminal(console: Console) -> bool:
+    """Return whether somebody looks at it. Colours can be forced into a pipe as well."""
+    return console.is_terminal and console.file.isatty()
+
+
 def plain(text: str, style: str = "") -> Text:
     """Return text without markup, with control characters escaped."""
     lines = map(printable, text.splitlines())
@@ -88,9 +96,17 @@ def make_table(*columns: str, header: bool = True) -> Table:
     return table
 
 
-def time_of(moment: datetime) -> Text:
-    """Return a time to the second. The head of the column says that it is UTC."""
-    return Text(f"{moment:%Y-%m-%d %H:%M:%S}", QUIET)
+def time_of(moment: datetime, console: Console) -> Text:
+    """Return how long ago a time was on a terminal; elsewhere the time in UTC, to the second.
+
+    What reads a pipe gets the same text tomorrow. `time_head` is the head of the column.
+    """
+    return Text(age_of(moment) if is_on_terminal(console) else f"{moment:%Y-%m-%d %H:%M:%S}", QUIET)
+
+
+def time_head(name: str, console: Console) -> str:
+    """Return the head of a column of times; see `time_of`."""
+    return name if is_on_terminal(console) else f"{name} (UTC)"
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from rich.text import Text
 
 from icechunk_async._runtime import clock
 from icechunk_async.cli.console import make_console, one_line
+from icechunk_async.cli.words import ask, is_answered, warn
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         Callable,
         Coroutine,
         Generator,
+        Mapping,
         Sequence,
     )
 
@@ -64,6 +66,7 @@ __all__ = [
     "Paths",
     "Ref",
     "RefOption",
+    "Spoken",
     "parse_time",
     "parse_time_or_age",
     "repository_command",
@@ -75,6 +78,9 @@ __all__ = [
 type OptionPair = tuple[str, object]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+type Spoken = Callable[[Mapping[str, Any]], str | None]
+"""Return a sentence to say before a command with these arguments, or None."""
 
 
 def parse_pair(text: str) -> OptionPair:
@@ -110,7 +116,7 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_time_or_age(text: str, *also: str) -> datetime:
-    """Read an ISO 8601 time, or an age such as ``90d``, ``12h``, ``30m`` or ``2w``.
+    """Read an ISO 8601 time, or an age such as ``90d``, ``12h``, ``30 minutes`` or ``2 weeks``.
 
     Args:
         text: the time or age.
@@ -119,7 +125,9 @@ def parse_time_or_age(text: str, *also: str) -> datetime:
     Raises:
         typer.BadParameter: it is neither.
     """
-    age = fullmatch(r"(\d{1,9})([mhdw])", text)
+    age = fullmatch(
+        r"(\d{1,9}) *(m(?=$|in(?:ute)?s?$)|h(?=$|ours?$)|d(?=$|ays?$)|w(?=$|eeks?$))[a-z]*", text
+    )
     if age is None:
         try:
             return parse_time(text)
@@ -154,7 +162,8 @@ OlderThan = Annotated[
         "--older-than",
         metavar="TIME",
         parser=parse_time_or_age,
-        help="An ISO 8601 time (UTC unless it has an offset), or an age such as 90d, 12h or 30m.",
+        help="An ISO 8601 time (UTC unless it has an offset), or an age such as 90d, 12h or "
+        "'30 minutes'.",
     ),
 ]
 Paths = Annotated[
@@ -164,6 +173,7 @@ Paths = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Change nothing; show what would be changed.")
 ]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it is done.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -204,6 +214,8 @@ def repository_command[D](
     *,
     authorizes: bool = False,
     has_failed: Callable[[D], bool] | None = None,
+    asks: Spoken | None = None,
+    warns: Spoken | None = None,
 ) -> Callable[..., None]:
     """Return a command that opens a repository and calls a function with it.
 
@@ -212,6 +224,8 @@ def repository_command[D](
         show: prints the document for people.
         authorizes: add ``--authorize``.
         has_failed: whether a document means exit code 1.
+        asks: the question to somebody at a terminal before anything is done; adds ``--yes``.
+        warns: a warning for standard error before anything is done.
     """
 
     async def work(
@@ -224,7 +238,7 @@ def repository_command[D](
     parameters = _parameters_of(function)[1:]
     if authorizes:
         parameters.append(_keyword("authorize", Authorize))
-    return _command(function, work, parameters, show, has_failed)
+    return _command(function, work, parameters, show, has_failed, asks=asks, warns=warns)
 
 
 def _named_in(url: str, arguments: dict[str, Any], parameters: Sequence[inspect.Parameter]) -> str:
@@ -333,6 +347,7 @@ def url_command[D](
     *,
     has_failed: Callable[[D], bool] | None = None,
     error_code: int = 1,
+    asks: Spoken | None = None,
 ) -> Callable[..., None]:
     """Return a command that calls a function with a URL and the options of its storage.
 
@@ -345,7 +360,7 @@ def url_command[D](
         location = _named_in(url, arguments, parameters)
         return await function(location, options, **arguments)
 
-    return _command(function, work, parameters, show, has_failed, error_code=error_code)
+    return _command(function, work, parameters, show, has_failed, error_code=error_code, asks=asks)
 
 
 def _command[D](
@@ -356,6 +371,8 @@ def _command[D](
     has_failed: Callable[[D], bool] | None,
     *,
     error_code: int = 1,
+    asks: Spoken | None = None,
+    warns: Spoken | None = None,
 ) -> Callable[..., None]:
     def run(
         *,
@@ -363,8 +380,10 @@ def _command[D](
         option: list[OptionPair] | None,
         as_json: bool,
         debug: bool,
+        yes: bool = False,
         **arguments: Any,
     ) -> None:
+        _speak_first(arguments, asks, warns, yes=yes)
         document = run_and_show(
             lambda: work(url, dict(option or ()), **arguments),
             show,
@@ -375,7 +394,24 @@ def _command[D](
         if has_failed is not None and has_failed(document):
             raise typer.Exit(1)
 
+    if asks is not None:
+        parameters.append(_keyword("yes", _Yes, default=False))
     return _described(run, function, parameters)
+
+
+def _speak_first(
+    arguments: Mapping[str, Any], asks: Spoken | None, warns: Spoken | None, *, yes: bool
+) -> None:
+    """Warn, and ask whether to continue if somebody is there to answer.
+
+    A script is not asked: what it says it means, and nobody would answer.
+    """
+    warning = warns(arguments) if warns is not None else None
+    if warning is not None:
+        warn(warning)
+    question = asks(arguments) if asks is not None and not yes else None
+    if question is not None and is_answered():
+        ask(question)
 
 
 def _described(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.changes.splitting import CellPlan, SplitPlan
+    from icechunk_async.engine.changes.splitting import CellPlan
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.config import ManifestSplittingConfig
     from icechunk_async.format.digests import Listed
@@ -49,9 +49,11 @@ __all__ = [
     "ManifestOptions",
     "Sidecar",
     "Written",
+    "plan_cells",
     "put_digests",
     "root_of",
     "with_digests",
+    "within",
 ]
 
 _CONCURRENT_MANIFESTS: Final = 16
@@ -190,16 +192,16 @@ class Flusher:
 
     def num_cells(self, node: Node) -> int:
         """Count the manifests that an array is rewritten to, at most."""
-        return 0 if node.array is None else len(self._plan_rewrite(node).cells)
+        return 0 if node.array is None else len(plan_cells(node, self.options.splitting))
 
     async def rewrite_cells(self, node: Node, base: Snapshot, cells: range) -> Written:
         """Rewrite some of an array's manifests and store them; other tasks rewrite the rest."""
         assert node.array is not None
         nothing = ArrayChanges(len(node.array.dimensions))
-        plan = self._plan_rewrite(node)
+        planned = plan_cells(node, self.options.splitting)
         return await self._build_cells(
             node.id,
-            plan.cells[cells.start : cells.stop],
+            planned[cells.start : cells.stop],
             nothing.columns(),
             nothing,
             base,
@@ -221,13 +223,6 @@ class Flusher:
             for node in arrays
         ]
         return self._flushed(base, tree, arrays, joined)
-
-    def _plan_rewrite(self, node: Node) -> SplitPlan:
-        array = node.array
-        assert array is not None
-        sizes = split_sizes(node.path, array, self.options.splitting)
-        none = np.empty((0, len(array.grid)), np.uint32)
-        return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True)
 
     def _flushed(
         self, base: Snapshot, tree: WorkingTree, changed: list[Node], written: list[Written]
@@ -398,7 +393,7 @@ class Flusher:
         # the changed entries different.
         if changes.kept_grid is not None or (ours.kinds == Kind.DELETED).any():
             return None
-        if not (_within(source.extents, cell.box) and ours.inside(source.extents).all()):
+        if not (within(source.extents, cell.box) and ours.inside(source.extents).all()):
             return None
         if self.options.location_dictionary is not None:
             return None
@@ -497,6 +492,15 @@ def put_digests(
     return [] if digests is None else [assets.digests.put(snapshot_id, digests)]
 
 
+def plan_cells(node: Node, splitting: ManifestSplittingConfig | None) -> list[CellPlan]:
+    """Divide all references of an array among manifests by the given rules."""
+    array = node.array
+    assert array is not None
+    sizes = split_sizes(node.path, array, splitting)
+    none = np.empty((0, len(array.grid)), np.uint32)
+    return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True).cells
+
+
 def _sidecar(manifest_id: ManifestId, node_id: NodeId, refs: ChunkRefs, packed: bytes) -> Sidecar:
     """Return the checksums of a manifest of one array."""
     digest = hashlib.sha256(packed).digest()
@@ -527,7 +531,7 @@ def _encoded(sums: ManifestSums) -> Sidecar:
     return Sidecar(data, listed(sums, data))
 
 
-def _within(extents: Extents, box: Extents) -> bool:
+def within(extents: Extents, box: Extents) -> bool:
     """Return whether all that lies in one box lies in another."""
     return len(extents) == len(box) > 0 and all(
         low <= start and stop <= high

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,14 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
-from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests
+from icechunk_async.engine.commit.flush import (
+    Flusher,
+    plan_cells,
+    put_digests,
+    root_of,
+    with_digests,
+    within,
+)
 from icechunk_async.engine.commit.guard import RewriteGuard
 from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history import Amend, Commit, check_online, check_unprotected
@@ -37,9 +45,11 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON
 
 __all__ = [
+    "RewritePlan",
     "Rewriting",
     "begin_rewriting",
     "nothing_published",
+    "plan_rewriting",
     "publish_rewritten",
     "rewrite_manifests",
 ]
@@ -59,6 +69,52 @@ class Rewriting:
     """The tip's log if the new snapshot replaces the tip; otherwise None."""
     guard: RewriteGuard
     """Notices collections that may delete the new manifests."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewritePlan:
+    """The manifests of a branch before and after a rewrite."""
+
+    snapshot_id: SnapshotId
+    """The tip of the branch."""
+    arrays: int
+    """Arrays whose references would be divided among manifests in another way."""
+    manifests: int
+    """Manifests of the tip."""
+    manifests_after: int
+    """Manifests afterwards, at most: a part without references needs none."""
+
+
+async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
+    """Compare the manifests of a branch's tip with the rules in force.
+
+    Raises:
+        BranchNotFoundError: there is no such branch.
+
+    Cost: reads the tip's snapshot, and no manifest.
+    """
+    base = await engine.assets.snapshot(await engine.history.branch_tip(branch))
+    uses = Counter(
+        ref.manifest_id
+        for node in base.nodes.values()
+        if node.array is not None
+        for ref in node.array.manifests
+    )
+    arrays = after = 0
+    for node in base.nodes.values():
+        if node.array is None:
+            continue
+        old = node.array.manifests
+        shared = any(uses[ref.manifest_id] > 1 for ref in old)
+        cells = plan_cells(node, engine.manifest_options.splitting)
+        is_split = len(cells) == len(old) and all(
+            len(it.sources) == 1 and (not it.box or within(it.sources[0].extents, it.box))
+            for it in cells
+        )
+        if shared or not is_split:
+            arrays += 1
+        after += len(cells)
+    return RewritePlan(base.id, arrays, len(uses), after)
 
 
 async def begin_rewriting(

@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async import Repository, RepositoryConfig
+from icechunk_async import Repository, RepositoryConfig, SnapshotId
+from icechunk_async.cli.commands.operate.administration import in_words, operation_of
 from icechunk_async.format.config import (
     AzureStore,
     GcsStore,
@@ -16,11 +17,22 @@ from icechunk_async.format.config import (
     VirtualChunkContainer,
     config_to_json,
 )
+from icechunk_async.format.operations_log import (
+    BranchReset,
+    CommitAmended,
+    ConfigChanged,
+    DetachedSnapshotCreated,
+    FeatureFlagChanged,
+    RepoInitialized,
+    RepoMigrated,
+    Update,
+)
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from icechunk_async.format.operations_log import UpdateDetail
     from tests.unit.cli.conftest import Sample
 
 
@@ -39,6 +51,69 @@ def test_ops_lists_what_was_done(sample: Sample) -> None:
     lines = run("ops", sample.path, "-n", "2").stdout.splitlines()
     assert len(lines) == 3
     assert sample.tip in lines[1]
+
+
+def test_ops_prints_words(repository: Path) -> None:
+    """No reprs of the library's classes, and names where the log has numbers."""
+    run("status", repository, "--read-only", "moving")
+    run("status", repository, "--online")
+    run("tag", "delete", repository, "v1")
+    asyncio.run(_set_flags(repository))
+    lines = run("ops", repository, "-n", "5").stdout.splitlines()[1:]
+    words = [" ".join(line.split()[2:]) for line in lines]
+    assert words[:2] == [
+        "feature flag changed move_node is as by default",
+        "feature flag changed move_node is off",
+    ]
+    assert words[2].startswith("tag deleted v1, which was at ")
+    assert words[3:] == ["repo status changed online", "repo status changed read only: moving"]
+    found = run("ops", repository, "--json").json["operations"]
+    assert found[1]["detail"] == {
+        "flag": 3,
+        "new_value": False,
+        "is_set": True,
+        "name": "move_node",
+    }
+    status = found[4]["detail"]["status"]
+    assert (status["availability"], status["reason"]) == ("read_only", "moving")
+    assert status["set_at"].endswith("+00:00")
+
+
+async def _set_flags(directory: Path) -> None:
+    async with Repository.open(directory) as repository:
+        await repository.set_feature_flag("move_node", setting=False)
+        await repository.set_feature_flag("move_node", setting=None)
+
+
+def test_every_kind_of_operation_has_words() -> None:
+    """Values, without names of Python."""
+    one, other = SnapshotId(bytes(12)), SnapshotId(bytes([1] * 12))
+    details: dict[UpdateDetail, str] = {
+        RepoInitialized(): "",
+        RepoMigrated(1, 2): "from format version 1 to 2",
+        BranchReset("dev", one): f"dev, which was at {one}",
+        CommitAmended("dev", one, other): f"dev is at {other}, which replaced {one}",
+        DetachedSnapshotCreated(one): f"{one}, on no branch",
+        FeatureFlagChanged(99, new_value=True, is_set=True): "number 99 is on",
+        ConfigChanged(): "",
+    }
+    for detail, words in details.items():
+        assert in_words(operation_of(Update(detail, 0), {})) == words
+
+
+def test_effective_configuration_has_no_gaps(repository: Path) -> None:
+    """Defaults where nothing is stored; what is stored counts; nothing is stored by looking."""
+    run("config", repository, "--set", "caching.num_chunk_refs=7")
+    stored = run("config", repository, "--json").json["config"]
+    assert stored["compression"] is None
+    found = run("config", repository, "--effective", "--json").json["config"]
+    assert found["inline_chunk_threshold_bytes"] == 512
+    assert found["compression"] == {"algorithm": "zstd", "level": 3}
+    assert found["caching"]["num_chunk_refs"] == 7
+    assert found["caching"]["num_snapshot_nodes"] == 500_000
+    assert found["storage"]["retries"]["max_tries"] == 10
+    assert found["manifest"]["virtual_chunk_location_compression"] is None
+    assert run("config", repository, "--json").json["config"] == stored
 
 
 def test_config_is_shown_and_changed(repository: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -126,6 +127,8 @@ def test_compact(tmp_path: Path) -> None:
     assert newest["message"] == "tidy"
     again = run("compact", tmp_path, "--json").json
     assert (again["objects"], again["snapshot_id"]) == (0, None)
+    assert "No commit was made." in run("compact", tmp_path).stdout
+    assert run("log", tmp_path, "--json").json["snapshots"][0] == newest
 
 
 def test_check(sample: Sample, repository: Path) -> None:
@@ -156,16 +159,50 @@ def test_check(sample: Sample, repository: Path) -> None:
 
 def test_rewrite_manifests(sample: Sample, repository: Path) -> None:
     """A commit with the same content, or the tip replaced."""
-    run("config", repository, "--set", 'manifest.splitting={"split_sizes": null}')
+    _split(repository)
+    planned = run("rewrite-manifests", repository, "--dry-run", "--json").json
+    assert (planned["dry_run"], planned["snapshot_id"]) == (True, None)
+    assert (planned["previous_manifests"], planned["manifests"]) == (3, 4)
+    assert "3 manifest(s) would become at most 4. No" in _rewrite(repository, "--dry-run").stdout
+    assert run("log", repository, "--json").json["snapshot_id"] == sample.tip
     made = run("rewrite-manifests", repository, "-m", "split", "--json").json
     assert made["previous_snapshot_id"] == sample.tip
-    assert made["branch"] == "main"
-    assert made["manifests"] == 3
+    assert (made["branch"], made["dry_run"]) == ("main", False)
+    assert (made["previous_manifests"], made["manifests"]) == (3, 4)
     newest = run("log", repository, "--json").json["snapshots"][0]
     assert (newest["id"], newest["message"]) == (made["snapshot_id"], "split")
-    amended = run("rewrite-manifests", repository, "--amend", "--json").json
+    amended = run("rewrite-manifests", repository, "--amend", "--always", "--json").json
     lines = run("log", repository, "--json").json["snapshots"]
     assert [it["id"] for it in lines[:2]] == [amended["snapshot_id"], sample.tip]
+
+
+def _split(repository: Path) -> None:
+    """Ask for manifests of one chunk for the array 'large', which has two."""
+    rule = [[{"name_matches": {"regex": "large"}}, [{"condition": {"Axis": 0}, "num_chunks": 1}]]]
+    value = json.dumps({"split_sizes": rule})
+    outcome = run("config", repository, "--set", f"manifest.splitting={value}")
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+def _rewrite(repository: Path, *options: str) -> Outcome:
+    return run("rewrite-manifests", repository, *options)
+
+
+def test_rewriting_what_is_split_so_already_makes_no_commit(
+    sample: Sample, repository: Path
+) -> None:
+    """Neither at first nor after the rewrite; --always makes one."""
+    nothing = "are split as the configuration says already. No commit was made."
+    assert nothing in _rewrite(repository).stdout
+    assert run("log", repository, "--json").json["snapshot_id"] == sample.tip
+    _split(repository)
+    made = _rewrite(repository, "--json").json["snapshot_id"]
+    assert made is not None
+    again = _rewrite(repository, "--json").json
+    assert (again["snapshot_id"], again["previous_snapshot_id"]) == (None, made)
+    assert (again["previous_manifests"], again["manifests"]) == (4, 4)
+    always = _rewrite(repository, "--always", "--json").json
+    assert run("log", repository, "--json").json["snapshot_id"] == always["snapshot_id"] != made
 
 
 def test_migrate(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_events_are_sent_again_until_they_are_taken(
 def test_events_that_were_not_taken_come_after_a_restart(
     repository: Path, sample: Sample, receiver: tuple[str, type[_Receiver]]
 ) -> None:
-    """A commit is printed once its event was taken, so the last line tells where to go on."""
+    """A commit is printed once its event was taken, so the last line tells where to continue."""
     pytest.importorskip("aiohttp", reason="--post needs the extra http")
     url, server = receiver
     server.statuses += [204, 400]

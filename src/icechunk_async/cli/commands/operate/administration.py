@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -18,22 +19,26 @@ from icechunk_async.cli.console import (
     make_table,
     one_line,
     plain,
+    time_head,
     time_of,
 )
 from icechunk_async.cli.declaring import OptionPair, parse_pair, repository_command, url_command
+from icechunk_async.cli.pager import paged
+from icechunk_async.cli.words import moment
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from rich.console import Console
 
     from icechunk_async import Repository, RepositoryConfig
+    from icechunk_async.format.config.fields import Section
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import Update
 
-__all__ = ["register"]
+__all__ = ["in_words", "operation_of", "register"]
 
 _ReadOnly = Annotated[
     str | None, typer.Option("--read-only", metavar="REASON", help="Refuse changes from now on.")
@@ -49,6 +54,12 @@ _Set = Annotated[
         "repeated.",
     ),
 ]
+_Effective = Annotated[
+    bool,
+    typer.Option(
+        "--effective", help="Show what counts: defaults where nothing is stored, instead of null."
+    ),
+]
 _Statistics = Annotated[
     bool | None,
     typer.Option(
@@ -58,7 +69,8 @@ _Statistics = Annotated[
     ),
 ]
 _Number = Annotated[
-    int | None, typer.Option("--number", "-n", min=1, help="List at most this many operations.")
+    int | None,
+    typer.Option("--limit", "--number", "-n", min=1, help="List at most this many operations."),
 ]
 _Timeout = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Give up after this time.")
@@ -188,14 +200,18 @@ async def _read_state(repository: Repository) -> State:
 
 
 async def config(
-    repository: Repository, *, set_: _Set = None, statistics: _Statistics = None
+    repository: Repository,
+    *,
+    set_: _Set = None,
+    statistics: _Statistics = None,
+    effective: _Effective = False,
 ) -> Configuration:
     """Show the stored configuration, and change it for everyone who opens the repository later.
 
     Headers, keys and other options of containers that may be secrets are shown as ****.
 
     JSON keys: changed, statistics (made of chunks as they are written), config (null where the
-    default counts).
+    default counts; with --effective only where nothing counts).
     """
     from icechunk_async import RepositoryConfig  # noqa: PLC0415  # slow to import
 
@@ -209,8 +225,21 @@ async def config(
     return Configuration(
         changed=bool(set_) or statistics is not None,
         statistics=repository.keeps_statistics,
-        config=_shown(changed),
+        config=_shown(_in_effect(changed) if effective else changed),
     )
+
+
+def _in_effect[S: Section](section: S) -> S:
+    """Return a section of the configuration with the values that count where it has None."""
+    values = {it.name: getattr(section, it.name) for it in fields(section)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        # None asks for no compression of locations: there is no default that would count.
+        asked = name != "virtual_chunk_location_compression"
+        found[name] = getattr(section, f"effective_{name}", value) if asked else value
+        if is_dataclass(found[name]) and hasattr(found[name], "__dataclass_fields__"):
+            found[name] = _in_effect(found[name])
+    return replace(section, **found)
 
 
 def _shown(config: RepositoryConfig) -> JSON:
@@ -278,15 +307,23 @@ async def ops(repository: Repository, *, number: _Number = None) -> Operations:
     JSON keys: operations (each: kind, updated_at, detail).
     """
     found: list[Operation] = []
+    names = {it.id: it.name for it in await repository.feature_flags()}
     async for update in repository.ops_log():
-        found.append(_operation(update))
+        found.append(operation_of(update, names))
         if len(found) == number:
             break
     return Operations(found)
 
 
-def _operation(update: Update) -> Operation:
-    detail: dict[str, JSON] = {key: _as_json(it) for key, it in asdict(update.detail).items()}
+def operation_of(update: Update, names: Mapping[int, str]) -> Operation:
+    """Return a line of the log. ``names`` are those of feature flags, by number."""
+    from icechunk_async.format.operations_log import FeatureFlagChanged  # noqa: PLC0415 -- slow
+
+    detail: dict[str, JSON] = {
+        it.name: _as_json(getattr(update.detail, it.name)) for it in fields(update.detail)
+    }
+    if isinstance(update.detail, FeatureFlagChanged):
+        detail["name"] = names.get(update.detail.flag, f"number {update.detail.flag}")
     return Operation(_kind(update.detail), clock.from_us(update.updated_at), detail)
 
 
@@ -297,7 +334,43 @@ def _kind(detail: object) -> str:
 def _as_json(value: object) -> JSON:
     if isinstance(value, dict):
         return {str(key): _as_json(it) for key, it in cast("dict[object, object]", value).items()}
+    if is_dataclass(value) and not isinstance(value, type):  # a status
+        document = {it.name: _as_json(getattr(value, it.name)) for it in fields(value)}
+        since = document.get("set_at")
+        if isinstance(since, int):
+            document["set_at"] = clock.from_us(since).isoformat(timespec="microseconds")
+        return document
+    if isinstance(value, Enum):
+        return value.name.lower()
     return value if isinstance(value, bool | int | str | None) else str(value)
+
+
+def in_words(operation: Operation) -> str:
+    """Return the words for an operation: its branch or tag, its snapshots, its values."""
+    it = operation.detail
+    match operation.kind:
+        case "new commit":
+            return f"{it['branch']} is at {it['new_snapshot_id']}"
+        case "commit amended":
+            return (
+                f"{it['branch']} is at {it['new_snapshot_id']}, which replaced "
+                f"{it['previous_snapshot_id']}"
+            )
+        case "branch reset" | "branch deleted" | "tag deleted":
+            return f"{it['name']}, which was at {it['previous_snapshot_id']}"
+        case "detached snapshot created":
+            return f"{it['new_snapshot_id']}, on no branch"
+        case "repo migrated":
+            return f"from format version {it['from_version']} to {it['to_version']}"
+        case "feature flag changed":
+            value = "on" if it["new_value"] else "off"
+            return f"{it['name']} is {value if it['is_set'] else 'as by default'}"
+        case "repo status changed":
+            status = cast("dict[str, JSON]", it["status"])
+            reason = f": {status['reason']}" if status["reason"] else ""
+            return f"{str(status['availability']).replace('_', ' ')}{reason}"
+        case _:
+            return ", ".join(str(value) for value in it.values())
 
 
 async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout = 60.0) -> Promises:
@@ -333,7 +406,7 @@ def _show_state(document: State, console: Console) -> None:
     if document.reason is not None:
         table.add_row("reason", plain(one_line(document.reason)))
     if document.set_at is not None:
-        table.add_row("since", time_of(document.set_at))
+        table.add_row("since", moment(document.set_at))
     table.add_row("branches", f"{document.branches:,}")
     table.add_row("tags", f"{document.tags:,}")
     for name, enabled in sorted(document.feature_flags.items()):
@@ -352,11 +425,11 @@ def _show_configuration(document: Configuration, console: Console) -> None:
 
 
 def _show_operations(document: Operations, console: Console) -> None:
-    table = make_table("DONE (UTC)", "OPERATION", "")
+    table = make_table(time_head("DONE", console), "OPERATION", "")
     for it in document.operations:
-        detail = ", ".join(f"{key} {value}" for key, value in it.detail.items())
-        table.add_row(time_of(it.updated_at), it.kind, plain(one_line(detail)))
-    console.print(table)
+        table.add_row(time_of(it.updated_at, console), it.kind, plain(one_line(in_words(it))))
+    with paged(console):
+        console.print(table)
 
 
 def _show_promises(document: Promises, console: Console) -> None:

@@ -269,7 +269,13 @@ def _show_synced(document: Copied, console: Console) -> None:
     _show_copied(document, console)
 
 
+def _before_discarding(arguments: Mapping[str, Any]) -> str | None:
+    if not arguments["discard_changes"]:
+        return None
+    return f"Undo what others changed at {arguments['destination']}?"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(repository_command(copy, _show_copied, authorizes=True))
-    app.command()(repository_command(sync, _show_synced))
+    app.command()(repository_command(sync, _show_synced, asks=_before_discarding))

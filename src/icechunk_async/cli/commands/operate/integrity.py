@@ -345,7 +345,19 @@ def _show_verified(report: VerifyReport, console: Console) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(url_command(repair, _show_repaired, has_failed=lambda it: bool(it.unrepairable)))
+    app.command()(
+        url_command(
+            repair,
+            _show_repaired,
+            has_failed=lambda it: bool(it.unrepairable),
+            asks=lambda it: (
+                "Repair it? References to what is lost are dropped; the plan without --apply says "
+                "which."
+                if it["apply"]
+                else None
+            ),
+        )
+    )
     app.command()(
         url_command(verify, _show_verified, has_failed=lambda it: not it.is_healthy, error_code=2)
     )

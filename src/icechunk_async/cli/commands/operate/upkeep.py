@@ -23,8 +23,10 @@ from icechunk_async.cli.declaring import (
     repository_command,
     url_command,
 )
+from icechunk_async.cli.words import age_of, is_young, moment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from rich.console import Console
@@ -50,6 +52,13 @@ _MinLiveShare = Annotated[
 ]
 _Amend = Annotated[
     bool, typer.Option("--amend", help="Replace the tip instead of adding a commit.")
+]
+_Always = Annotated[
+    bool,
+    typer.Option(
+        "--always",
+        help="Also if nothing would be split otherwise, to use other new settings.",
+    ),
 ]
 _KeepOldFiles = Annotated[
     bool, typer.Option("--keep-old-files", help="Leave the reference files of version 1.")
@@ -114,11 +123,14 @@ class Compacted:
 class Rewritten:
     """The document of `rewrite-manifests`."""
 
+    dry_run: bool
     branch: str
-    snapshot_id: str
+    snapshot_id: str | None
+    """None if no commit was made."""
     previous_snapshot_id: str
+    previous_manifests: int
     manifests: int
-    """Files that the new snapshot uses."""
+    """Files that the new snapshot uses; before it is made, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +273,22 @@ async def rewrite_manifests(
     branch: _Branch = "main",
     message: _Message = "Rewrite manifests",
     amend: _Amend = False,
+    always: _Always = False,
+    dry_run: DryRun = False,
 ) -> Rewritten:
     """Rewrite the manifests of a branch, split as the configuration says now.
 
-    JSON keys: branch, snapshot_id, previous_snapshot_id, manifests.
+    If they are split so already, no commit is made.
+
+    JSON keys: dry_run, branch, snapshot_id (null if no commit was made), previous_snapshot_id,
+    previous_manifests, manifests (of a dry run: at most).
     """
-    before = await repository.lookup_branch(branch)
+    from icechunk_async.engine.upkeep.rewrite import plan_rewriting  # noqa: PLC0415 -- slow
+
+    plan = await plan_rewriting(repository.engine, branch)
+    before = plan.snapshot_id
+    if dry_run or not (plan.arrays or always):
+        return Rewritten(dry_run, branch, None, str(before), plan.manifests, plan.manifests_after)
     with showing_progress() as progress:
         made = await repository.rewrite_manifests(
             message,
@@ -275,7 +297,7 @@ async def rewrite_manifests(
             progress=progress,
         )
     files = await repository.list_manifest_files(made)
-    return Rewritten(branch, str(made), str(before), len(files))
+    return Rewritten(dry_run, branch, str(made), str(before), plan.manifests, len(files))
 
 
 async def check(repository: Repository) -> Checked:
@@ -340,11 +362,58 @@ async def migrate(
     )
 
 
+def _before_expiring(arguments: Mapping[str, Any]) -> str | None:
+    if arguments["dry_run"]:
+        return None
+    kept = ["main"] if arguments["delete_expired_branches"] else ["branches"]
+    kept += [] if arguments["delete_expired_tags"] else ["tags"]
+    return (
+        f"Drop snapshots from before {moment(arguments['older_than'])} from history, but for those "
+        f"of {' and '.join(kept)}? It cannot be undone; --dry-run shows which."
+    )
+
+
+def _before_collecting(arguments: Mapping[str, Any]) -> str | None:
+    if arguments["dry_run"]:
+        return None
+    return (
+        f"Delete what nothing leads to and is from before {moment(arguments['older_than'])}? It "
+        "cannot be undone; --dry-run shows how much it is."
+    )
+
+
+def _before_migrating(arguments: Mapping[str, Any]) -> str | None:
+    if arguments["dry_run"]:
+        return None
+    return (
+        "Bring the repository to format version 2? There is no way back, and nobody may write "
+        "meanwhile."
+    )
+
+
+def _young_to_expire(arguments: Mapping[str, Any]) -> str | None:
+    if not is_young(arguments["older_than"]):
+        return None
+    return (
+        f"{age_of(arguments['older_than'])} is less than an hour. Sessions that began before a "
+        "snapshot was dropped may fail to commit, and undo has less to go back to."
+    )
+
+
+def _young_to_collect(arguments: Mapping[str, Any]) -> str | None:
+    if not is_young(arguments["older_than"]):
+        return None
+    return (
+        f"{age_of(arguments['older_than'])} is less than an hour. What sessions that are open "
+        "have written and not committed looks like garbage, and clocks may differ."
+    )
+
+
 def _show_expired(document: Expired, console: Console) -> None:
     for it in document.snapshots:
         console.print(Text(it, SNAPSHOT))
     verb = "would be dropped" if document.dry_run else "dropped"
-    when = f"{document.older_than:%Y-%m-%d %H:%M:%S} UTC"
+    when = moment(document.older_than)
     count = len(document.snapshots)
     console.print(f"{count:,} snapshot(s) from before {when} {verb}.", soft_wrap=True)
 
@@ -373,6 +442,9 @@ def _show_collected(document: Collected, console: Console) -> None:
 
 
 def _show_compacted(document: Compacted, console: Console) -> None:
+    if not document.chunks:
+        console.print("No object is used too little. No commit was made.", soft_wrap=True)
+        return
     verb = "would be" if document.dry_run else "were"
     console.print(
         f"{document.chunks:,} chunk(s), {decimal(document.bytes_written)}, of "
@@ -391,6 +463,13 @@ def _show_compacted(document: Compacted, console: Console) -> None:
 
 
 def _show_rewritten(document: Rewritten, console: Console) -> None:
+    if document.snapshot_id is None:
+        count = f"{document.previous_manifests:,} manifest(s)"
+        text = f"The {count} would become at most {document.manifests:,}"
+        if document.previous_manifests == document.manifests:
+            text = f"The {count} are split as the configuration says already"
+        console.print(f"{text}. No commit was made.", soft_wrap=True)
+        return
     console.print(
         Text.assemble(
             plain(document.branch, BRANCH),
@@ -441,8 +520,18 @@ def _show_migrated(document: Migrated, console: Console) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(repository_command(expire, _show_expired))
-    app.command()(repository_command(gc, _show_collected, has_failed=lambda it: bool(it.failures)))
+    app.command()(
+        repository_command(expire, _show_expired, asks=_before_expiring, warns=_young_to_expire)
+    )
+    app.command()(
+        repository_command(
+            gc,
+            _show_collected,
+            has_failed=lambda it: bool(it.failures),
+            asks=_before_collecting,
+            warns=_young_to_collect,
+        )
+    )
     app.command()(repository_command(compact, _show_compacted))
     app.command("rewrite-manifests")(repository_command(rewrite_manifests, _show_rewritten))
     app.command()(
@@ -450,4 +539,4 @@ def register(app: typer.Typer) -> None:
             check, _show_checked, authorizes=True, has_failed=lambda it: bool(it.broken)
         )
     )
-    app.command()(url_command(migrate, _show_migrated))
+    app.command()(url_command(migrate, _show_migrated, asks=_before_migrating))

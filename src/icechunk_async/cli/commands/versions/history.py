@@ -20,10 +20,13 @@ from icechunk_async.cli.console import (
     TAG,
     make_table,
     plain,
+    time_head,
     time_of,
 )
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command, url_command
+from icechunk_async.cli.pager import paged
 from icechunk_async.cli.targets import find_target, ref_targets
+from icechunk_async.cli.words import age_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -67,7 +70,8 @@ _Probe = Annotated[
     ),
 ]
 _Number = Annotated[
-    int | None, typer.Option("--number", "-n", min=1, help="List at most this many snapshots.")
+    int | None,
+    typer.Option("--limit", "--number", "-n", min=1, help="List at most this many snapshots."),
 ]
 _MaxChunks = Annotated[
     int, typer.Option("--max-chunks", min=0, help="Coordinates to list for each array.")
@@ -198,7 +202,7 @@ async def init(
 async def log(
     repository: Repository, ref: Ref = "main", *, number: _Number = None, as_of: AsOf = None
 ) -> Log:
-    """List snapshots from a REF back to the first.
+    """List snapshots from a REF back to the first; a long list is paged on a terminal.
 
     JSON keys: ref, snapshot_id, snapshots (each: id, parent_id, written_at, message, metadata,
     branches, tags).
@@ -324,13 +328,17 @@ def _show_created(document: Created, console: Console) -> None:
 
 
 def show_log(document: Log, console: Console) -> None:
-    """Print one line for each snapshot."""
-    table = make_table("SNAPSHOT", "WRITTEN (UTC)", "REFS", "MESSAGE")
+    """Print one line for each snapshot, in a pager if there are many."""
+    table = make_table("SNAPSHOT", time_head("WRITTEN", console), "REFS", "MESSAGE")
     for line in document.snapshots:
         table.add_row(
-            Text(line.id, SNAPSHOT), time_of(line.written_at), _refs(line), plain(line.message)
+            Text(line.id, SNAPSHOT),
+            time_of(line.written_at, console),
+            _refs(line),
+            plain(line.message),
         )
-    console.print(table)
+    with paged(console):
+        console.print(table)
 
 
 def _show_details(document: Details, console: Console) -> None:
@@ -340,7 +348,9 @@ def _show_details(document: Details, console: Console) -> None:
     table.add_row(
         "parent", Text(line.parent_id, SNAPSHOT) if line.parent_id else "none, it is the first"
     )
-    table.add_row("written", Text(f"{line.written_at:%Y-%m-%d %H:%M:%S.%f} UTC"))
+    table.add_row(
+        "written", Text(f"{line.written_at:%Y-%m-%d %H:%M:%S.%f} UTC ({age_of(line.written_at)})")
+    )
     table.add_row("message", plain(line.message))
     for name, value in sorted(line.metadata.items()):
         table.add_row(plain(name), plain(json.dumps(value, ensure_ascii=False)))

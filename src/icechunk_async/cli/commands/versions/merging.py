@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
@@ -57,6 +57,9 @@ class Clash:
     """The first of the chunks."""
     source_commits: list[str]
     branch_commits: list[str]
+
+
+_BY_ID: Final = "What it had can be read by id until garbage is collected."
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +286,24 @@ def _clashes(document: Combination) -> bool:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(repository_command(undo, _show_moved))
+    app.command()(
+        repository_command(
+            undo,
+            _show_moved,
+            asks=lambda it: f"Take the last commit off {it['branch']}? {_BY_ID}",
+        )
+    )
     app.command()(repository_command(revert, _show, has_failed=_clashes))
     app.command()(repository_command(restore, _show, has_failed=_clashes))
     app.command()(repository_command(merge, _show, has_failed=_clashes))
     app.command("cherry-pick")(repository_command(cherry_pick, _show, has_failed=_clashes))
     app.command("fast-forward")(repository_command(fast_forward, _show_moved))
-    app.command()(repository_command(squash, _show_moved))
+    app.command()(
+        repository_command(
+            squash,
+            _show_moved,
+            asks=lambda it: (
+                f"Replace the commits of {it['branch']} after {it['since']} by one? {_BY_ID}"
+            ),
+        )
+    )

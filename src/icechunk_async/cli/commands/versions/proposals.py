@@ -18,6 +18,7 @@ from icechunk_async.cli.console import (
     SNAPSHOT,
     make_table,
     plain,
+    time_head,
     time_of,
 )
 from icechunk_async.cli.declaring import repository_command
@@ -387,7 +388,9 @@ def _show_review(document: ProposalList | ProposalView, console: Console) -> Non
     if not document.proposals:
         console.print("There are no open proposals.")
         return
-    table = make_table("PROPOSAL", "STATE", "CHECKS", "SOURCE", "INTO", "MADE (UTC)", "MESSAGE")
+    table = make_table(
+        "PROPOSAL", "STATE", "CHECKS", "SOURCE", "INTO", time_head("MADE", console), "MESSAGE"
+    )
     for it in document.proposals:
         table.add_row(
             Text(it.id, SNAPSHOT),
@@ -395,7 +398,7 @@ def _show_review(document: ProposalList | ProposalView, console: Console) -> Non
             _verdict("passed" if it.passed else "not passed"),
             plain(it.source, BRANCH),
             plain(it.into, BRANCH),
-            time_of(it.created_at),
+            time_of(it.created_at, console),
             plain(it.title),
         )
     console.print(table)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, make_table, plain, time_of
+from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, make_table, plain, time_head, time_of
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command
 from icechunk_async.cli.targets import CONCURRENT_LOOKUPS, find_target, ref_targets
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RefList", "register"]
 
+_ONLY_ITS: Final = "What only it holds can be read by id until garbage is collected."
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The name.")]
 _NewTip = Annotated[str, typer.Argument(metavar="REF", help="The new tip.")]
 
@@ -153,11 +154,11 @@ def _show_list(document: RefList, console: Console) -> None:
             "There are no branches." if document.kind == "branch" else "There are no tags."
         )
         return
-    table = make_table(document.kind.upper(), "SNAPSHOT", "WRITTEN (UTC)", "MESSAGE")
+    table = make_table(document.kind.upper(), "SNAPSHOT", time_head("WRITTEN", console), "MESSAGE")
     style = BRANCH if document.kind == "branch" else TAG
     for ref in document.refs:
         name, snapshot_id = plain(ref.name, style), Text(ref.snapshot_id, SNAPSHOT)
-        table.add_row(name, snapshot_id, time_of(ref.written_at), plain(ref.message))
+        table.add_row(name, snapshot_id, time_of(ref.written_at, console), plain(ref.message))
     console.print(table)
 
 
@@ -178,11 +179,29 @@ def register(app: typer.Typer) -> None:
     branch = typer.Typer(help="List and change branches.", no_args_is_help=True)
     branch.command("list")(repository_command(list_branches, _show_list))
     branch.command("create")(repository_command(create_branch, _show_change))
-    branch.command("reset")(repository_command(reset_branch, _show_change))
-    branch.command("delete")(repository_command(delete_branch, _show_change))
+    branch.command("reset")(
+        repository_command(
+            reset_branch,
+            _show_change,
+            asks=lambda it: f"Move the branch {it['name']} to {it['ref']}? {_ONLY_ITS}",
+        )
+    )
+    branch.command("delete")(
+        repository_command(
+            delete_branch,
+            _show_change,
+            asks=lambda it: f"Delete the branch {it['name']}? {_ONLY_ITS}",
+        )
+    )
     app.add_typer(branch, name="branch")
     tag = typer.Typer(help="List, create and delete tags.", no_args_is_help=True)
     tag.command("list")(repository_command(list_tags, _show_list))
     tag.command("create")(repository_command(create_tag, _show_change))
-    tag.command("delete")(repository_command(delete_tag, _show_change))
+    tag.command("delete")(
+        repository_command(
+            delete_tag,
+            _show_change,
+            asks=lambda it: f"Delete the tag {it['name']}? No tag can ever have this name again.",
+        )
+    )
     app.add_typer(tag, name="tag")

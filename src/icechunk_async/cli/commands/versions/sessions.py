@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.console import BRANCH, SNAPSHOT, make_table, plain, time_of
+from icechunk_async.cli.console import BRANCH, SNAPSHOT, make_table, plain, time_head, time_of
 from icechunk_async.cli.declaring import repository_command
 
 if TYPE_CHECKING:
@@ -97,7 +97,14 @@ def _show_sessions(document: SessionList, console: Console) -> None:
         console.print(Text("No session has a lease."))
         return
     table = make_table(
-        "SESSION", "STATE", "BRANCH", "BASE", "HEARTBEAT (UTC)", "EXPIRES (UTC)", "AGE", "OWNER"
+        "SESSION",
+        "STATE",
+        "BRANCH",
+        "BASE",
+        time_head("HEARTBEAT", console),
+        time_head("EXPIRES", console),
+        "AGE",
+        "OWNER",
     )
     for it in document.sessions:
         table.add_row(
@@ -105,8 +112,8 @@ def _show_sessions(document: SessionList, console: Console) -> None:
             plain(it.state),
             plain(it.branch, BRANCH),
             plain(it.base_snapshot_id, SNAPSHOT),
-            time_of(it.heartbeat_at),
-            time_of(it.expires_at),
+            time_of(it.heartbeat_at, console),
+            time_of(it.expires_at, console),
             plain(_age(it.age_seconds)),
             plain(it.owner),
         )
@@ -128,4 +135,12 @@ def _show_ended(document: EndedSession, console: Console) -> None:
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(repository_command(sessions, _show_sessions))
-    app.command("end-session")(repository_command(end_session, _show_ended))
+    app.command("end-session")(
+        repository_command(
+            end_session,
+            _show_ended,
+            asks=lambda it: (
+                f"End the session {it['session']}? What it has not committed can be collected."
+            ),
+        )
+    )

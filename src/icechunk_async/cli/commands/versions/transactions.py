@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.console import make_table, plain, time_of
+from icechunk_async.cli.console import make_table, plain, time_head, time_of
 from icechunk_async.cli.declaring import repository_command
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def _show_transactions(document: TransactionList, console: Console) -> None:
     if not document.transactions:
         console.print(Text.assemble("No transaction of ", document.branch, " is known."))
         return
-    table = make_table("APPLICATION", "VERSION", "COMMITTED (UTC)")
+    table = make_table("APPLICATION", "VERSION", time_head("COMMITTED", console))
     for it in document.transactions:
-        when = plain("") if it.committed_at is None else time_of(it.committed_at)
+        when = plain("") if it.committed_at is None else time_of(it.committed_at, console)
         table.add_row(plain(it.app_id), plain(str(it.version)), when)
     console.print(table)
 
@@ -101,4 +101,13 @@ def _show_forgotten(document: Forgotten, console: Console) -> None:
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(repository_command(transactions, _show_transactions))
-    app.command("forget-transactions")(repository_command(forget_transactions, _show_forgotten))
+    app.command("forget-transactions")(
+        repository_command(
+            forget_transactions,
+            _show_forgotten,
+            asks=lambda _: (
+                "Forget which transactions were taken? An application that repeats one of them "
+                "would commit it twice."
+            ),
+        )
+    )

@@ -12,7 +12,7 @@ import anyio.to_thread
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_of
+from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_head, time_of
 from icechunk_async.cli.declaring import Paths, Ref, repository_command, streaming_command
 from icechunk_async.cli.webhook import Webhook
 from icechunk_async.errors import InvalidInputError
@@ -259,7 +259,8 @@ def _show_commit(document: CommitLine, console: Console) -> None:
         Text.assemble(
             (document.snapshot_id, SNAPSHOT),
             "  ",
-            time_of(document.written_at),
+            # Not the age: the line stays on the screen.
+            f"{document.written_at:%Y-%m-%d %H:%M:%S}",
             "  ",
             plain(document.message.split("\n", 1)[0]),
         ),
@@ -268,11 +269,11 @@ def _show_commit(document: CommitLine, console: Console) -> None:
 
 
 def _show_blamed(document: Blamed, console: Console) -> None:
-    table = make_table("SNAPSHOT", "WRITTEN (UTC)", "CHUNKS", "MESSAGE")
+    table = make_table("SNAPSHOT", time_head("WRITTEN", console), "CHUNKS", "MESSAGE")
     for commit in document.commits:
         shown = ", ".join("/".join(map(str, at)) for at in commit.coords)
         more = ", ..." if commit.chunks > len(commit.coords) else ""
-        when = Text("expired") if commit.written_at is None else time_of(commit.written_at)
+        when = Text("expired") if commit.written_at is None else time_of(commit.written_at, console)
         name = Text(commit.snapshot_id or "unknown", SNAPSHOT)
         table.add_row(name, when, Text(f"{commit.chunks}: {shown}{more}"), plain(commit.message))
     console.print(table)
