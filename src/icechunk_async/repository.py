@@ -85,6 +85,7 @@ if TYPE_CHECKING:
 
     import xarray
 
+    from icechunk_async._display.cards import Card
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure, Hooks
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.history.graph import AncestryGraph
+    from icechunk_async.engine.history.summary import RepositorySummary
     from icechunk_async.engine.leases.register import LeasedSession
     from icechunk_async.engine.open import Engine, Location
     from icechunk_async.engine.upkeep.check import ReferenceReport
@@ -425,9 +427,21 @@ class Repository:
     # The open repository
 
     def __repr__(self) -> str:
-        """Show where it is."""
-        url = self.storage.description.url
-        return f"<Icechunk repository ({self._engine.history.capabilities.way}) at {url!r}>"
+        """Show where it is, and what is known of it without asking the storage.
+
+        That is what was read or written last: branches, tags and the last commits in format 2, the
+        place alone in layouts that keep a file for each ref. `summary` asks, and tells more.
+        """
+        return self._card().text()
+
+    def _repr_html_(self) -> str:
+        """Show the same in a notebook."""
+        return self._card().html()
+
+    def _card(self) -> Card:
+        from icechunk_async.engine.history.summary import card_from_memory  # noqa: PLC0415 -- loaded when it is used
+
+        return card_from_memory(self._engine.history, self.storage.description.url)
 
     @property
     def engine(self) -> Engine:
@@ -1043,6 +1057,48 @@ class Repository:
         async for info in self._engine.history.ancestry(start):
             yield info
 
+    async def summary(
+        self, ref: SnapshotId | str = "main", *, commits: int = 10, measure: bool = False
+    ) -> RepositorySummary:
+        """Return a summary of the repository: branches, tags, last commits, arrays, sizes.
+
+        Print it, or show it in a notebook.
+
+        Args:
+            ref: whose arrays and commits are told: a branch, a tag or a snapshot, see
+                `readonly_session`.
+            commits: the number of commits, and of entries of the operations log; 0 or more.
+            measure: also measure the bytes of all chunks, see `chunk_storage_stats`.
+
+        Raises:
+            InvalidInputError: ``commits`` is negative.
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+
+        Cost: in format 2 two requests, one of them the snapshot's file; in layouts with a file
+        for each ref, one for each branch, tag and commit. All nodes are decoded. Measuring reads
+        every snapshot and manifest in use.
+        """
+        from icechunk_async.engine.history.summary import summarize  # noqa: PLC0415 -- loaded when it is used
+
+        if commits < 0:
+            raise InvalidInputError(f"A summary tells 0 commits or more, not {commits}.")
+        found = await summarize(
+            self._engine.history,
+            self._engine.assets,
+            ref,
+            lambda: find_named(self._engine, None, None, None, ref),
+            self.storage.description.url,
+            commits=commits,
+        )
+        if not measure:
+            return found
+        measured = await self.chunk_storage_stats()
+        return replace(
+            found,
+            stored_bytes=measured.non_virtual_bytes(),
+            virtual_bytes=measured.virtual_bytes,
+        )
+
     async def ancestry_graph(
         self,
         *,
@@ -1050,7 +1106,8 @@ class Repository:
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
         ref: SnapshotId | str | None = None,
-        plain: bool = False,
+        plain: bool | None = None,
+        limit: int | None = 50,
     ) -> AncestryGraph:
         """Draw history: text when printed, SVG in a notebook.
 
@@ -1061,19 +1118,28 @@ class Repository:
             tag: draw its ancestry.
             snapshot_id: draw its ancestry.
             ref: draw the ancestry of any of these, see `readonly_session`.
-            plain: draw without colours.
+            plain: draw without colours (True) or with them (False). None: text has colours if it
+                goes to a terminal, and ``NO_COLOR`` is not set in the environment.
+            limit: the number of snapshots to draw, the newest; None for all.
+
+        Ids are shortened to letters that ``ref`` arguments take, such as that of
+        `readonly_session`.
 
         Raises:
+            InvalidInputError: ``limit`` is below 1.
             BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
 
-        Cost: that of `ancestry`, for each branch down to a snapshot that another one contains.
+        Cost: that of `ancestry`, for each branch down to a snapshot that another one contains, or
+        as far as ``limit``.
         """
         from icechunk_async.engine.history.graph import draw  # noqa: PLC0415 -- slow to import
 
+        if limit is not None and limit < 1:
+            raise InvalidInputError(f"A graph draws 1 snapshot or more, not {limit}.")
         start = None
         if not (branch is tag is snapshot_id is ref is None):
             start = await find_named(self._engine, branch, tag, snapshot_id, ref)
-        return await draw(self._engine.history, start, plain=plain)
+        return await draw(self._engine.history, start, plain=plain, limit=limit)
 
     async def diff(
         self,

@@ -644,9 +644,16 @@ class Session(_Hierarchy):
         )
 
     def __repr__(self) -> str:
-        """Show mode, branch and snapshot."""
-        where = f" on {self.branch!r}" if self.branch is not None else ""
-        return f"<{self.mode.value} session{where} at {self.snapshot_id}>"
+        """Show mode, branch and snapshot, and what was changed so far."""
+        from icechunk_async._display.versions import session_card  # noqa: PLC0415 -- loaded when it is used
+
+        return session_card(self).text()
+
+    def _repr_html_(self) -> str:
+        """Show the same in a notebook."""
+        from icechunk_async._display.versions import session_card  # noqa: PLC0415 -- loaded when it is used
+
+        return session_card(self).html()
 
     @property
     def workspace(self) -> Workspace:
@@ -1149,8 +1156,16 @@ class ForkSession(_Hierarchy):
         return type(self).from_bytes, (self.to_bytes(), self._origin)
 
     def __repr__(self) -> str:
-        """Show the snapshot, and whether it can be read and written here."""
-        return f"<fork at {self.snapshot_id}{'' if self.is_attached else ', not attached'}>"
+        """Show the snapshot, whether it can be read and written here, and what was changed."""
+        from icechunk_async._display.versions import session_card  # noqa: PLC0415 -- loaded when it is used
+
+        return session_card(self).text()
+
+    def _repr_html_(self) -> str:
+        """Show the same in a notebook."""
+        from icechunk_async._display.versions import session_card  # noqa: PLC0415 -- loaded when it is used
+
+        return session_card(self).html()
 
     @property
     def workspace(self) -> Workspace:

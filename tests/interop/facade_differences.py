@@ -17,6 +17,10 @@ _LEASE: Final = "takes `lease` and `owner` as well, for sessions that garbage co
 _ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
 
 _REF: Final = "takes `ref` (`from_ref`, `to_ref`) as well, by keyword only: a ref of any kind"
+_GRAPH: Final = (
+    "takes `ref` and `limit` as well, by keyword only: draws the newest 50 unless told otherwise, "
+    "and in colour only on a terminal"
+)
 _SUMS: Final = "takes sums and verify_reads as well, by keyword only"
 DIFFERENT: Final = {
     "AncestryGraph": _PLAIN,
@@ -42,8 +46,8 @@ DIFFERENT: Final = {
     "ObjectStoreConfig.Http": _DEFAULTS,
     "RepoAvailability": _ENUM,
     "Repository.ancestry": _REF,
-    "Repository.ancestry_graph": _REF,
-    "Repository.ancestry_graph_async": _REF,
+    "Repository.ancestry_graph": _GRAPH,
+    "Repository.ancestry_graph_async": _GRAPH,
     "Repository.async_ancestry": _REF,
     "Repository.create": _SUMS,
     "Repository.create_async": _SUMS,

@@ -60,7 +60,7 @@ class Availability(IntEnum):
     OFFLINE = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RepoStatus:
     """A repository's availability, since when, and why."""
 
@@ -68,6 +68,13 @@ class RepoStatus:
     set_at: int
     """Microseconds since the epoch."""
     reason: str | None = None
+
+    def __repr__(self) -> str:
+        """Show the fields, with a date in place of microseconds."""
+        from icechunk_async._display.cards import date  # noqa: PLC0415 -- rarely needed
+
+        name, when = self.availability.name, date(self.set_at)
+        return f"RepoStatus(availability={name}, set_at={when!r}, reason={self.reason!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +242,7 @@ _UPDATE: Final = Shape("B", REF, "Q", REF)
 _STATUS_SHAPE: Final = Shape("B", "Q", REF)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Update:
     """One entry of the operations log."""
 
@@ -244,6 +251,18 @@ class Update:
     """Microseconds since the epoch; strictly descending along the log."""
     backup_path: str | None = None
     """Name of the backup in which this entry is the newest; None for the newest of all."""
+
+    def __repr__(self) -> str:
+        """Show what was done, with a date in place of microseconds."""
+        from icechunk_async._display.cards import date  # noqa: PLC0415 -- rarely needed
+
+        return f"Update({self.detail!r}, updated_at={date(self.updated_at)!r})"
+
+    def _repr_html_(self) -> str:
+        """Show the entry in a notebook."""
+        from icechunk_async._display.versions import operation_card  # noqa: PLC0415 -- rarely needed
+
+        return operation_card(self).html()
 
 
 def encode_updates(updates: Sequence[Update]) -> list[Block]:

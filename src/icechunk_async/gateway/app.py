@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
+from icechunk_async._display.pages import POLICY
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.html import POLICY
 from icechunk_async._runtime.text import printable
 from icechunk_async.errors import IcechunkError, InvalidInputError
 from icechunk_async.gateway.access import Grants

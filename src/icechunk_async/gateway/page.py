@@ -18,8 +18,8 @@ from urllib.parse import quote
 import numpy as np
 from zarr.api.asynchronous import open_array  # pyright: ignore[reportUnknownVariableType]
 
-from icechunk_async._runtime import clock
-from icechunk_async._runtime.html import document, literal
+from icechunk_async._display.cards import date
+from icechunk_async._display.pages import document, literal
 from icechunk_async.errors import IcechunkError, NotFoundError
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _head(page: _Page) -> Iterator[str]:
         return
     if info.message:
         yield f"<pre>{literal(info.message)}</pre>"
-    rows = [("Snapshot", literal(info.id)), ("Written", _time(info))]
+    rows = [("Snapshot", literal(info.id)), ("Written", date(info.flushed_at))]
     if info.parent_id is not None:
         rows.append(("Parent", _link(page, info.parent_id)))
     rows += [
@@ -284,10 +284,6 @@ def _head(page: _Page) -> Iterator[str]:
     ]
     cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
     yield f'<div class="wide"><table>{cells}</table></div>'
-
-
-def _time(info: SnapshotInfo) -> str:
-    return f"{clock.from_us(info.flushed_at):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _tree(page: _Page) -> Iterator[str]:
@@ -385,7 +381,8 @@ def _history(page: _Page) -> Iterator[str]:
     for info in page.history[:_MOST_COMMITS]:
         line = info.message.split("\n", 1)[0][:200]
         yield (
-            f'<li>{literal(line) or "(no message)"}<br><span class="quiet">{_time(info)}</span> '
+            f"<li>{literal(line) or '(no message)'}<br>"
+            f'<span class="quiet">{date(info.flushed_at)}</span> '
             f"<code>{_link(page, info.id)}</code></li>"
         )
     yield "</ol>"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, override
 
 from anyio import to_thread
 
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
     import xarray
 
+    from icechunk_async._display.cards import Card
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure
     from icechunk_async.engine.commit.once import Transaction
@@ -125,6 +126,17 @@ class Repository(Displayed):
 
     def _rows(self) -> Rows:
         return [("storage", self.storage), ("config", "<RepositoryConfig ...>")]
+
+    @override
+    def as_card(self) -> Card:
+        """Return a card, made without asking the storage; see `icechunk_async.Repository`."""
+        opened, card = self.handle.ready, super().as_card()
+        if opened is None:
+            return card
+        from icechunk_async.engine.history.summary import card_from_memory  # noqa: PLC0415 -- rarely needed
+
+        known = card_from_memory(opened.engine.history, opened.storage.description.url)
+        return replace(known, title=card.title, rows=[*known.rows, *card.rows])
 
     # Opening and closing
 
@@ -640,6 +652,7 @@ class Repository(Displayed):
         )
 
     ancestry_graph_async = asked(AsyncRepository.ancestry_graph)
+    summary_async = asked(AsyncRepository.summary)
 
     def ops_log(self) -> Iterator[Update]:
         """Iterate over the operations on the repository, newest first; needs format version 2."""
@@ -699,6 +712,7 @@ class Repository(Displayed):
     inspect_transaction_log_async = asked(AsyncRepository.inspect_transaction_log)
 
     ancestry_graph = blocking(ancestry_graph_async)
+    summary = blocking(summary_async)
 
     def _known_diff(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, override
 
 from icechunk_async.engine.tree.nodes import known_chunk_type, node_id
 from icechunk_async.errors import SessionStateError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from icechunk_async._display.cards import Card
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.session import AnySession
     from icechunk_async.sync.conflicts import ConflictSolver
@@ -66,6 +68,17 @@ class Session(Displayed):
             rows.append(("branch", self.branch))
             rows.append(("has_uncommitted_changes", self.has_uncommitted_changes))
         return rows
+
+    @override
+    def as_card(self) -> Card:
+        """Return the rows, and what was changed so far, by array and group."""
+        from icechunk_async._display.versions import session_card  # noqa: PLC0415 -- rarely needed
+
+        card, native = super().as_card(), self.handle.known
+        if native is None:
+            return card
+        known = session_card(native)
+        return replace(known, title=card.title, rows=[*card.rows, *known.rows])
 
     def __eq__(self, value: object) -> bool:
         """Return whether both are the same session; two of one snapshot are not."""

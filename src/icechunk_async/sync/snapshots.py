@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import datetime
 
+    from icechunk_async._display.cards import Card
     from icechunk_async.engine.history.diff import Diff as NativeDiff
     from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
 
@@ -120,6 +121,13 @@ class Diff(Displayed):
             ("Nodes moved", _few(moves)),
         )
         return [(title, "\n".join(lines)) for title, lines in sections if lines]
+
+    @override
+    def as_card(self) -> Card:
+        """Return a row for each array and group, with the number of its chunks."""
+        from icechunk_async._display.versions import diff_card  # noqa: PLC0415 -- rarely needed
+
+        return diff_card(self, self._title())
 
     @override
     def __repr__(self) -> str:

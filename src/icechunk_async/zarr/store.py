@@ -106,7 +106,9 @@ class IcechunkStore(Store):
 
     def __repr__(self) -> str:
         """Show the session."""
-        return f"IcechunkStore({self._session!r}, read_only={self.read_only})"
+        from icechunk_async._display.versions import session_title  # noqa: PLC0415 -- rarely needed
+
+        return f"IcechunkStore(<{session_title(self._session)}>, read_only={self.read_only})"
 
     def __eq__(self, other: object) -> bool:
         """Return whether two stores look at the same session in the same way."""

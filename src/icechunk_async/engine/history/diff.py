@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async._display.cards import Card
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.history import History
     from icechunk_async.format.ids import NodeId, SnapshotId
@@ -32,7 +33,7 @@ _MOST_KNOWN = 100
 """Commits whose logs are joined without letting other tasks run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diff:
     """Paths of nodes that were touched, and the chunks that were.
 
@@ -58,6 +59,19 @@ class Diff:
     def is_empty(self) -> bool:
         """Return whether nothing was touched."""
         return self == Diff()
+
+    def __repr__(self) -> str:
+        """Show a line for each array and group, with the number of its chunks."""
+        return self._card().text()
+
+    def _repr_html_(self) -> str:
+        """Show the same in a notebook."""
+        return self._card().html()
+
+    def _card(self) -> Card:
+        from icechunk_async._display.versions import diff_card  # noqa: PLC0415 -- rarely needed
+
+        return diff_card(self, "Diff")
 
 
 def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) -> Diff:

@@ -5,6 +5,8 @@ Rows are laid out first, as plain values; text and SVG are two renderings of the
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from html import escape
@@ -36,6 +38,8 @@ _STEP: Final = 20
 """Width of a lane in an SVG, in pixels."""
 _LINE: Final = 28
 """Height of a row in an SVG, in pixels."""
+_LETTERS: Final = 8
+"""Of an id, more if those begin two of the ids that are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +186,40 @@ class AncestryGraph:
     """A drawing of history: text when printed, SVG in a notebook."""
 
     rows: Sequence[Row]
-    plain: bool = False
-    """Without colours."""
+    plain: bool | None = None
+    """Without colours; None: text without them unless it goes to a terminal."""
+    limit: int | None = None
+    """The number of snapshots that were asked for, if there are more."""
 
     def __str__(self) -> str:
-        """Draw with characters, in colour (ANSI) unless plain."""
-        paint = _unpainted if self.plain else _ansi
+        """Draw with characters, and in colour (ANSI) as `plain` says."""
+        is_plain = not _on_terminal() if self.plain is None else self.plain
+        return self._text(_unpainted if is_plain else _ansi)
+
+    def _text(self, paint: _Paint) -> str:
         width = max((row.width for row in self.rows), default=0)
+        letters = self.letters
         lines: list[str] = []
         for row in self.rows:
-            lines.append(_text_row(row, width, paint))
+            lines.append(_text_row(row, width, letters, paint))
             if row.below:
                 cells = (paint("│", _color(c)) if c in row.below else " " for c in range(width))
                 lines.append(" ".join(cells))
-        return "\n".join(lines)
+        return "\n".join([*lines, *([paint(self._rest, _MUTED)] if self._rest else [])])
+
+    @property
+    def letters(self) -> int:
+        """The number of letters of each id: so many that they tell those that are drawn apart."""
+        ids = {str(row.info.id) for row in self.rows}
+        longest = max(map(len, ids), default=_LETTERS)
+        alike = (it for it in range(_LETTERS, longest) if len({i[:it] for i in ids}) == len(ids))
+        return next(alike, longest)
+
+    @property
+    def _rest(self) -> str:
+        if self.limit is None:
+            return ""
+        return f"... and earlier snapshots, which limit={self.limit} leaves out"
 
     __repr__ = __str__
 
@@ -203,7 +227,7 @@ class AncestryGraph:
         """Draw where rich prints it."""
         from rich.text import Text  # noqa: PLC0415 - not without need
 
-        return Text.from_ansi(str(self))
+        return Text.from_ansi(self._text(_unpainted if self.plain else _ansi))
 
     def uncoloured(self) -> AncestryGraph:
         """Return the same drawing without colours."""
@@ -217,13 +241,18 @@ class AncestryGraph:
         """Draw as an SVG document."""
         columns = max((row.width for row in self.rows), default=1)
         left = columns * _STEP + 12
-        longest = max((len(_caption(row)) for row in self.rows), default=0)
-        size = f'width="{left + 8 * longest + 10}" height="{_LINE * len(self.rows) + 8}"'
+        letters, rest = self.letters, self._rest
+        longest = max((*(len(_caption(row, letters)) for row in self.rows), len(rest)))
+        height = _LINE * (len(self.rows) + bool(rest)) + 8
+        size = f'width="{left + 8 * longest + 10}" height="{height}"'
         parts = [f'<svg xmlns="{_SVG}" {size} font-family="monospace" font-size="13">']
         for index, row in enumerate(self.rows):
             parts += self._svg_lines(row, index)
         for index, row in enumerate(self.rows):
-            parts += self._svg_row(row, index, left)
+            parts += self._svg_row(row, index, left, letters)
+        if rest:
+            at = f'x="{left}" y="{_y(len(self.rows)) + 4}" fill="currentColor"'
+            parts.append(f"<text {at}>{escape(rest)}</text>")
         return "\n".join([*parts, "</svg>"])
 
     def _shade(self, column: int) -> str:
@@ -238,7 +267,7 @@ class AncestryGraph:
             for x1, y1, x2, y2, column in (*down, *across)
         ]
 
-    def _svg_row(self, row: Row, index: int, left: int) -> list[str]:
+    def _svg_row(self, row: Row, index: int, left: int, letters: int) -> list[str]:
         y, shade = _y(index), self._shade(row.lane)
         names = [
             f'<tspan font-weight="bold" fill="{shade}">{escape(it)}</tspan>'
@@ -251,15 +280,24 @@ class AncestryGraph:
         ]
         labels = f" ({', '.join(names)})" if names else ""
         muted = "currentColor" if self.plain else _MUTED
-        words = f'<tspan fill="{muted}">{_short(row)}</tspan>{labels} {escape(_title(row))}'
+        words = (
+            f'<tspan fill="{muted}">{_short(row, letters)}</tspan>{labels} {escape(_title(row))}'
+        )
         return [
             f'<circle cx="{_x(row.lane)}" cy="{y}" r="5" fill="{shade}"/>',
             f'<text x="{left}" y="{y + 4}" fill="currentColor">{words}</text>',
         ]
 
 
-async def draw(history: History, start: SnapshotId | None, *, plain: bool) -> AncestryGraph:
-    """Draw the ancestry of a snapshot; of all branches if ``start`` is None."""
+def _on_terminal() -> bool:
+    """Return whether what is printed goes to a terminal that may show colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+async def draw(
+    history: History, start: SnapshotId | None, *, plain: bool | None, limit: int | None
+) -> AncestryGraph:
+    """Draw the newest snapshots of an ancestry; of all branches if ``start`` is None."""
     branches, tags = await gather(history.branches(), history.tags())
     infos: dict[SnapshotId, SnapshotInfo] = {}
     pending = list(branches.values()) if start is None else [start]
@@ -267,18 +305,24 @@ async def draw(history: History, start: SnapshotId | None, *, plain: bool) -> An
     while pending:
         tip = pending.pop()
         try:
+            drawn = 0
             async for info in history.ancestry(tip):
-                if info.id in infos:
+                # One more than is drawn shows that there are more.
+                if info.id in infos or (limit is not None and drawn > limit):
                     break
+                drawn += 1
                 infos[info.id] = info
                 pending += merged_into(info.metadata)
         except SnapshotNotFoundError:
             if tip in wanted:
                 raise  # what was merged may have expired
-    return AncestryGraph(lay_out(infos.values(), branches, tags), plain=plain)
+    if limit is None or len(infos) <= limit:
+        return AncestryGraph(lay_out(infos.values(), branches, tags), plain)
+    newest = _newest_first(infos)[:limit]
+    return AncestryGraph(lay_out(newest, branches, tags), plain, limit)
 
 
-def _text_row(row: Row, width: int, paint: _Paint) -> str:
+def _text_row(row: Row, width: int, letters: int, paint: _Paint) -> str:
     first, last = row.span
     cells: list[str] = []
     for column in range(width):
@@ -296,7 +340,7 @@ def _text_row(row: Row, width: int, paint: _Paint) -> str:
     names = [paint(printable(name), _color(row.lane)) for name in row.branches]
     names += [paint(printable(name), _TAG_COLOR) for name in row.tags]
     labels = f" ({', '.join(names)})" if names else ""
-    return f"{''.join(cells)}{paint(_short(row), _MUTED)}{labels} {_title(row)}".rstrip()
+    return f"{''.join(cells)}{paint(_short(row, letters), _MUTED)}{labels} {_title(row)}".rstrip()
 
 
 def _corner(row: Row, column: int) -> str:
@@ -311,13 +355,14 @@ def _corner(row: Row, column: int) -> str:
     return {(True, True): "┼", (True, False): "┴", (False, True): "┬"}[above, below]
 
 
-def _caption(row: Row) -> str:
+def _caption(row: Row, letters: int) -> str:
     names = ", ".join(map(printable, (*row.branches, *row.tags)))
-    return f"{_short(row)} ({names}) {_title(row)}"
+    return f"{_short(row, letters)} ({names}) {_title(row)}"
 
 
-def _short(row: Row) -> str:
-    return str(row.info.id)[:8]
+def _short(row: Row, letters: int) -> str:
+    """Return the first letters of the id, which `Repository` takes as a ref."""
+    return str(row.info.id)[:letters]
 
 
 def _title(row: Row) -> str:

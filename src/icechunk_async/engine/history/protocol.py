@@ -178,6 +178,10 @@ class RepositoryState(Protocol):
         """Return the whole state, as of now."""
         ...
 
+    def seen(self) -> RepoInfo:
+        """Return the newest state that was read or written; from any thread."""
+        ...
+
     async def replace_metadata(self, metadata: Mapping[str, JSON]) -> None:
         """Replace the repository's metadata.
 

@@ -10,8 +10,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._runtime import clock
-from icechunk_async._runtime.html import document, literal
+from icechunk_async._display.cards import date
+from icechunk_async._display.pages import document, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +50,6 @@ def _json(value: JSON) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _time(microseconds: int) -> str:
-    return f"{clock.from_us(microseconds):%Y-%m-%d %H:%M:%S} UTC"
-
-
 def _head(record: ProposalRecord) -> Iterator[str]:
     kind = {"accepted": "good", "closed": "bad"}.get(record.state.value, "quiet")
     candidate = record.candidate
@@ -68,8 +64,8 @@ def _head(record: ProposalRecord) -> Iterator[str]:
         yield f"<p>Closed: {literal(record.reason)}</p>"
     rows = [
         ("Proposal", record.id),
-        ("Proposed at", _time(record.created_us)),
-        ("Last change", _time(record.at_us)),
+        ("Proposed at", date(record.created_us)),
+        ("Last change", date(record.at_us)),
         ("Snapshot that is proposed", record.source_id),
         (f"Tip of {record.into}", candidate.target_id),
         ("Merged state", candidate.snapshot_id),
@@ -103,7 +99,7 @@ def _check(name: str, result: CheckResult | None) -> str:
     has = ' class="has"' if result.detail else ""
     row = (
         f"<tr><td{has}>{literal(name)}<br>"
-        f'<span class="quiet">{result.seconds:.3f} s, until {_time(result.at_us)}</span></td>'
+        f'<span class="quiet">{result.seconds:.3f} s, until {date(result.at_us)}</span></td>'
         f'<td class="short {kind}{" has" if has else ""}">{literal(result.outcome)}</td></tr>'
     )
     if not result.detail:

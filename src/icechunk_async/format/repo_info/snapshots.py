@@ -36,7 +36,7 @@ _NAMES: Final = ("id", "parent_id", "flushed_at", "message")
 _MORE_NAMES: Final = ("raw_metadata", "pruned_ancestor_logs")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SnapshotInfo:
     """A snapshot's place in history."""
 
@@ -81,6 +81,28 @@ class SnapshotInfo:
     def __hash__(self) -> int:
         """Hash all fields."""
         return hash(self._values())
+
+    def __repr__(self) -> str:
+        """Show the fields, with a date in place of microseconds."""
+        from icechunk_async._display.cards import date  # noqa: PLC0415 -- rarely needed
+
+        parent = None if self.parent_id is None else str(self.parent_id)
+        return (
+            f"SnapshotInfo(id={str(self.id)!r}, parent_id={parent!r}, "
+            f"written_at={date(self.flushed_at)!r}, message={self.message!r})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show the snapshot in a notebook."""
+        from icechunk_async._display.cards import Card, date  # noqa: PLC0415 -- rarely needed
+
+        rows: list[tuple[str, object]] = [("Written", date(self.flushed_at))]
+        if self.parent_id is not None:
+            rows.append(("Parent", self.parent_id))
+        rows.append(("Message", self.message))
+        if self.metadata:
+            rows.append(("Properties", Card("", list(self.metadata.items()))))
+        return Card(f"Snapshot {self.id}", rows).html()
 
     def __reduce__(self) -> tuple[type[SnapshotInfo], tuple[object, ...]]:
         """Pickle the fields alone."""

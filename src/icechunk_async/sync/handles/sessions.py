@@ -174,6 +174,11 @@ class SessionHandle:
                 raise SessionStateError(f"This process inherited the session by os.fork. {_ADVICE}")
         return session
 
+    @property
+    def known(self) -> AsyncSession | None:
+        """The native session as `ready`, for showing it: None for one that may not be used here."""
+        return self.ready if self._generation == generation() else None
+
     async def session(self) -> AsyncSession:
         """Return the native session; on the portal's loop."""
         ready = self.ready

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import IntEnum
-from html import escape
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, override
 
@@ -14,17 +13,13 @@ from icechunk_async.format.config.secrets import veiled_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from icechunk_async._display.cards import Card
+
     type Rows = Sequence[tuple[str, object]]
 
 __all__ = ["Choice", "Displayed", "Group", "Record", "expression", "literal", "public", "title_of"]
 
 _INDENT: Final = "    "
-_STYLE: Final = (
-    "<style>.icechunk-async{line-height:1.5;max-width:48em}"
-    ".icechunk-async b{opacity:.65;font-weight:500}"
-    ".icechunk-async details{margin-left:1em}"
-    ".icechunk-async header{border-bottom:1px solid;opacity:.8;margin-bottom:.3em}</style>"
-)
 
 
 def public[T](home: str, *names: str) -> Callable[[type[T]], type[T]]:
@@ -84,13 +79,11 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         """Show the value in a notebook."""
-        return _STYLE + self.as_html()
+        return self.as_card().html()
 
-    def as_html(self) -> str:
-        """Return title and rows as HTML; displayed values are folded away."""
-        title = escape(self._title())
-        inner = _html_rows(self._rows())
-        return f'<div class="icechunk-async"><header>{title}</header>{inner}</div>'
+    def as_card(self) -> Card:
+        """Return title and rows, in which displayed values are folded away."""
+        return _card(self._title(), self._rows())
 
 
 class Record(Displayed):
@@ -140,17 +133,15 @@ def _lines(rows: Rows) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _html_rows(rows: Rows) -> str:
-    parts: list[str] = []
-    for name, value in rows:
-        title = escape(printable(name))
-        if isinstance(value, Displayed | Group):
-            inner = _html_rows(value.rows()) if isinstance(value, Group) else value.as_html()
-            parts.append(f"<details><summary><b>{title}</b></summary>{inner}</details>")
-        else:
-            shown = escape(_shown(value)).replace("\n", "<br>")
-            parts.append(f"<div><b>{title}:</b> {shown}</div>")
-    return "".join(parts)
+def _card(title: str, rows: Rows) -> Card:
+    from icechunk_async._display.cards import Card  # noqa: PLC0415 -- rarely needed
+
+    def folded(value: object) -> object:
+        if isinstance(value, Displayed):
+            return value.as_card()
+        return _card("", value.rows()) if isinstance(value, Group) else value
+
+    return Card(title, [(name, folded(value)) for name, value in rows])
 
 
 def _shown(value: object) -> str:

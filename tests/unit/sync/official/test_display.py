@@ -76,7 +76,7 @@ def test_names_and_messages_of_others_do_no_harm_when_history_is_drawn() -> None
             assert all(line.isprintable() for line in text.split("\n"))
         drawing = ET.fromstring(graph.svg())  # noqa: S314 - it is ours
         assert all(it.isprintable() for it in "".join(drawing.itertext()).split("\n"))
-        coloured = str(repository.ancestry_graph())
+        coloured = str(repository.ancestry_graph(plain=False))
         assert "\x1b[31m" not in coloured
         assert coloured.count("\\x1b[31m") == 3
 

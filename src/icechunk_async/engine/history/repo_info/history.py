@@ -94,6 +94,10 @@ class RepoInfoState:
         """Return the whole state. Cost: one conditional request."""
         return (await self._file.refresh()).info
 
+    def seen(self) -> RepoInfo:
+        """Return the newest state that was read or written; from any thread."""
+        return self._file.seen.info
+
     async def replace_metadata(self, metadata: Mapping[str, JSON]) -> None:
         """Replace the repository's metadata."""
         await self._file.update(edits.replace_metadata(metadata))

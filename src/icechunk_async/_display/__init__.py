@@ -1,0 +1,5 @@
+"""Cards of values for terminals and notebooks, and whole HTML pages.
+
+Names and messages in them were written by others: all of them go through `pages.literal`, or
+`printable` where they are text.
+"""

@@ -1,0 +1,162 @@
+"""Cards: values as rows and tables, drawn as lines of text or as HTML for notebooks.
+
+Both styles of the library show their values by them. A card holds only what is in memory when it is
+made: drawing one never asks a storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from textwrap import indent
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._display.pages import literal
+from icechunk_async._runtime.clock import from_us
+from icechunk_async._runtime.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Card", "Table", "byte_size", "count", "date", "first_line"]
+
+_INDENT: Final = "    "
+_LONGEST: Final = 80
+"""Letters of a message in a line."""
+# Cards stand in pages of others, which are light or dark: ink is the page's, lines are its shade.
+_STYLE: Final = (
+    "<style>.icechunk-async{line-height:1.5;max-width:64em}"
+    ".icechunk-async header{border-bottom:1px solid;opacity:.8;margin-bottom:.3em}"
+    ".icechunk-async .row{overflow-wrap:anywhere}"
+    ".icechunk-async b{opacity:.65;font-weight:500}"
+    ".icechunk-async summary{cursor:pointer}"
+    ".icechunk-async details>div{margin-left:1em}"
+    ".icechunk-async .wide{overflow-x:auto}"
+    ".icechunk-async table{border-collapse:collapse;border:none;margin:.1em 0 .5em;"
+    "font-size:.92em;color:inherit}"
+    ".icechunk-async tr{background:none!important}"
+    ".icechunk-async th,.icechunk-async td{text-align:left!important;vertical-align:top;"
+    "padding:.12em 1.4em .12em 0;border:none;white-space:nowrap;"
+    "border-bottom:1px solid rgba(128,128,128,.3)}"
+    ".icechunk-async th{opacity:.65;font-weight:500}"
+    ".icechunk-async .note{opacity:.65;font-size:.92em}</style>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Some rows under headings."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: Sequence[Sequence[object]]
+    total: int | None = None
+    """The number of all rows, if these are only the first; None if these are all."""
+
+    @property
+    def more(self) -> str:
+        """Tells how many rows are not shown; empty if all are."""
+        left = 0 if self.total is None else self.total - len(self.rows)
+        return f"and {left:,} more" if left > 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A title, rows of names and values, and tables. A value may be a card."""
+
+    title: str
+    rows: Sequence[tuple[str, object]] = ()
+    tables: Sequence[Table] = ()
+    note: str = ""
+
+    def text(self) -> str:
+        """Draw as lines, below the title in angle brackets."""
+        return "\n".join([f"<{printable(self.title)}>", *self.lines()])
+
+    def lines(self) -> list[str]:
+        """Draw as lines, without the title."""
+        found: list[str] = []
+        for name, value in self.rows:
+            if isinstance(value, Card):
+                inner = indent("\n".join(value.lines()), _INDENT)
+                found += [f"{printable(name)}:", *([inner] if inner else [])]
+            else:
+                found.append(f"{printable(name)}: {_shown(value)}")
+        for table in self.tables:
+            found += _table_lines(table)
+        return [*found, f"({printable(self.note)})"] if self.note else found
+
+    def html(self) -> str:
+        """Draw for a notebook, with the rules that it is drawn by."""
+        return _STYLE + self.body()
+
+    def body(self) -> str:
+        """Draw for a notebook, as a part of something that brings the rules."""
+        inner = "".join(self.parts())
+        return f'<div class="icechunk-async"><header>{literal(self.title)}</header>{inner}</div>'
+
+    def parts(self) -> Iterator[str]:
+        """Yield rows and tables as HTML, without the title."""
+        for name, value in self.rows:
+            title = literal(printable(name))
+            if isinstance(value, Card):
+                inner = value.body() if value.title else "".join(value.parts())
+                yield f"<details><summary><b>{title}</b></summary><div>{inner}</div></details>"
+            else:
+                shown = literal(value).replace("\n", "<br>")
+                yield f'<div class="row"><b>{title}:</b> {shown}</div>'
+        for table in self.tables:
+            yield f"<details open><summary><b>{literal(printable(table.title))}</b></summary>"
+            yield f'<div class="wide">{_table_html(table)}</div></details>'
+        if self.note:
+            yield f'<div class="note">{literal(self.note)}</div>'
+
+
+def _shown(value: object) -> str:
+    """Return text that cannot do harm on a terminal; messages keep their lines."""
+    return printable(str(value), keep="\n")
+
+
+def _table_lines(table: Table) -> list[str]:
+    cells = [[printable(str(it)) for it in row] for row in table.rows]
+    widths = [max((len(row[at]) for row in cells), default=0) for at in range(len(table.heads))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    more = [f"... {table.more}"] if table.more else []
+    return [f"{printable(table.title)}:", *(f"{_INDENT}{line}" for line in (*lines, *more))]
+
+
+def _table_html(table: Table) -> str:
+    heads = "".join(f"<th>{literal(it)}</th>" for it in table.heads)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{literal(printable(str(it)))}</td>' for it in row)}</tr>"
+        for row in table.rows
+    )
+    more = f'<div class="note">... {table.more}</div>' if table.more else ""
+    return f"<table><tr>{heads}</tr>{rows}</table>{more}"
+
+
+def date(microseconds: int) -> str:
+    """Return a time for people, in UTC, from microseconds since the epoch."""
+    return f"{from_us(microseconds):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def first_line(message: str) -> str:
+    """Return the first line of a message, shortened."""
+    line = message.split("\n", 1)[0]
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things, with an s unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def byte_size(size_bytes: int) -> str:
+    """Return a number of bytes in a unit that people read."""
+    if size_bytes < 1000:
+        return count(size_bytes, "byte")
+    size = float(size_bytes)
+    for unit in ("kB", "MB", "GB", "TB", "PB", "EB"):
+        size /= 1000
+        if size < 999.5 or unit == "EB":  # else three digits would round it up to 1,000
+            break
+    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:,.0f} {unit}"
