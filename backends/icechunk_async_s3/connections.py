@@ -309,7 +309,8 @@ def find_route(options: Options, bucket: str, stock: Stock) -> Route:
         stock: used if the route is not cached, which takes tens of milliseconds.
 
     Raises:
-        InvalidInputError: botocore cannot make sense of an option or of the configuration.
+        InvalidInputError: botocore cannot make sense of an option or of the configuration, or the
+            endpoint that it finds is not encrypted and that was not allowed.
     """
     known_by = _decisive(options, bucket)
     found = _places.get(known_by)
@@ -322,6 +323,14 @@ def find_route(options: Options, bucket: str, stock: Stock) -> Route:
     parts = urlsplit(base_url)
     secure = parts.scheme == "https"
     name = parts.hostname or ""
+    if not secure and not options.allow_http:
+        # The option was checked before; this one is from the environment or from a profile.
+        raise InvalidInputError(
+            f"The endpoint of bucket {bucket!r}, {name!r}, comes from the environment or the AWS "
+            "configuration and is not encrypted. Use https there, or pass allow_http=True if the "
+            "network between is trusted.",
+            option="allow_http",
+        )
     shown = f"[{name}]" if ":" in name else name
     return Route(
         base_url,

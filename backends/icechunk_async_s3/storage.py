@@ -90,7 +90,7 @@ async def open_s3(
         region: where the bucket is.
         force_path_style: put the bucket into the path of URLs instead of the host name; servers
             given by ``endpoint_url`` get it so in any case.
-        allow_http: accept an ``endpoint_url`` that is not encrypted.
+        allow_http: accept an endpoint that is not encrypted, also one of the environment.
         anonymous: do not sign requests.
         requester_pays: agree to pay for the requests.
         checksum_algorithm: sent with each body, for the server to check and keep. Without it

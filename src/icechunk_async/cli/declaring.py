@@ -30,6 +30,7 @@ from rich.text import Text
 
 from icechunk_async._runtime import clock
 from icechunk_async.cli.console import make_console, one_line
+from icechunk_async.cli.hints import in_command_words
 from icechunk_async.cli.words import ask, is_answered, warn
 from icechunk_async.errors import (
     FormatError,
@@ -490,7 +491,7 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
             traceback.print_exc()
         else:
             text = " ".join([str(error), *getattr(error, "__notes__", ())])
-            sentence = f" ({error.kind}): {one_line(text)}"
+            sentence = f" ({error.kind}): {one_line(in_command_words(text))}"
             complaint = Text.assemble(("Error", "bold red"), sentence)
             make_console(stderr=True).print(complaint, soft_wrap=True)
         raise typer.Exit(error_code) from None

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async.errors import InvalidInputError, InvalidObjectKeyError, InvalidURLError
+from icechunk_async.errors import (
+    InvalidInputError,
+    InvalidObjectKeyError,
+    InvalidURLError,
+    UnreachableError,
+)
 from icechunk_async.storage import open_storage
 from icechunk_async_s3 import S3Credentials
 from icechunk_async_s3.connections import prepare, sent_always
+from icechunk_async_s3.credentials import redact
 from icechunk_async_s3.options import make_options, place_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECRET = "wJalrXUtnFEMI-not-a-secret"  # noqa: S105
 
@@ -171,3 +180,53 @@ def test_the_prefix_counts_for_the_length_of_a_key() -> None:
     assert place.full("x" * 1000) == "a/prefix/" + "x" * 1000
     with pytest.raises(InvalidObjectKeyError, match="prefix"):
         place.full("x" * 1020)
+
+
+@pytest.mark.filterwarnings("ignore::EncodingWarning")  # botocore reads files without one
+@pytest.mark.parametrize("source", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "profile"])
+async def test_a_plain_endpoint_is_allowed_wherever_it_comes_from(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option, the environment and the configuration of AWS have one rule."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    options: dict[str, Any] = {"region": "us-east-1", "anonymous": True}
+    if source == "profile":
+        config = tmp_path / "config"
+        lines = (
+            "[profile lab]",
+            "endpoint_url = http://127.0.0.1:9",
+            "aws_access_key_id = id",
+            f"aws_secret_access_key = {SECRET}",
+        )
+        config.write_text("\n".join(lines), encoding="utf-8")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+        options = {"region": "us-east-1", "profile": "lab"}
+    else:
+        monkeypatch.setenv(source, "http://127.0.0.1:9")
+    with pytest.raises(InvalidInputError, match="allow_http=True") as caught:
+        async with open_storage("s3://bucket", **options) as storage:
+            await storage.get("key")
+    assert caught.value.context["option"] == "allow_http"
+    with pytest.raises(UnreachableError):  # nobody listens there, but it was asked
+        async with open_storage("s3://bucket", allow_http=True, **options) as storage:
+            await storage.get("key")
+
+
+@pytest.mark.parametrize(
+    ("secret", "shown"),
+    [
+        ("b", "no bucket b2 for ***, and ***."),
+        ("bucket", "no *** b2 for b, and b."),
+        ("longsecret", "no bucket b2 for b, and b."),
+    ],
+)
+def test_short_secrets_do_not_mask_parts_of_words(secret: str, shown: str) -> None:
+    """As test servers have them: 'no ***ucket' would help nobody."""
+    assert redact("no bucket b2 for b, and b.", S3Credentials("id", secret)) == shown
+
+
+def test_long_secrets_are_masked_anywhere() -> None:
+    """Also if a server repeats them within other text."""
+    text = redact("x=longsecret1y", S3Credentials("id", "longsecret1"))
+    assert text == "x=***y"
