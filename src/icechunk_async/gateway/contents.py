@@ -71,9 +71,8 @@ class Found:
         workspace, ref, path, coords = self.chunk
         if isinstance(ref, NativeChunk):
             first, last = ref.offset + start, ref.offset + stop
-            return bytes(
-                await read_native(workspace.assets, ref, first, last, path=path, coords=coords)
-            )
+            read = read_native(workspace.assets, ref, first, last, path=path, coords=coords)
+            return bytes(await read)
         assert isinstance(ref, VirtualChunk)
         return bytes(await workspace.virtual.read(ref, start, stop))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -43,6 +44,12 @@ _LONGEST_TARGET: Final = 4096
 _LONGEST_HEADERS: Final = 32 << 10
 """Bytes, names included."""
 _MOST_RANGES: Final = 16
+_SINGLE: Final = frozenset({"authorization", "range", "if-range"})
+_USED: Final = {it.encode(): it for it in (*_SINGLE, "if-none-match", "origin")}
+_ODD: Final = frozenset({"", ".", ".."})
+"""Segments that no path of a node has."""
+_PLAIN: Final = re.compile(rb"[!-$&-~]*")
+"""Letters that stand for themselves."""
 _ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _RANGE: Final = re.compile(r"(\d{0,20})-(\d{0,20})")
 _ETAG: Final = re.compile(r'(?:W/)?("[^"]*")')
@@ -119,7 +126,7 @@ class Target:
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers of a request by lower-case name; of several with one name, joined.
+    """Return the headers that a gateway reads by lower-case name; several with one name joined.
 
     Raises:
         BadRequest: they are too long, or one that must be single is there twice.
@@ -129,8 +136,11 @@ def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
         raise BadRequest(431, f"The headers of the request exceed {_LONGEST_HEADERS} bytes.")
     found: dict[str, str] = {}
     for raw_name, raw_value in given:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip()
-        if name in found and name in {"authorization", "range", "if-range"}:
+        name = _USED.get(raw_name.lower())
+        if name is None:
+            continue
+        value = raw_value.decode("latin-1").strip()
+        if name in found and name in _SINGLE:
             raise BadRequest(400, f"The request has the header {name} more than once.")
         found[name] = f"{found[name]}, {value}" if name in found else value
     return found
@@ -164,7 +174,10 @@ def parse_target(raw: bytes) -> Target:
     """
     if not raw.startswith(b"/"):
         raise BadRequest(400, "The path of the request does not begin with a slash.")
-    segments = [_decoded(it) for it in raw[1:].split(b"/")]
+    if _PLAIN.fullmatch(raw):  # most are, and this takes a fifth of the time
+        segments = raw[1:].decode().split("/")
+    else:
+        segments = [_decoded(it) for it in raw[1:].split(b"/")]
     if segments == [""]:
         return Target(None, "")
     if segments == [PAGE]:
@@ -191,6 +204,7 @@ def parse_target(raw: bytes) -> Target:
     return Target(ref, "/".join(_checked(below)), has_slash=bool(below))
 
 
+@lru_cache(maxsize=256)
 def parse_ref(text: str) -> Ref | None:
     """Read a ref without its ``@``; None if it is not one."""
     kind, dot, name = text.partition(".")
@@ -215,9 +229,9 @@ def _decoded(segment: bytes) -> str:
 
 
 def _checked(segments: list[str]) -> list[str]:
-    if any("/" in it for it in segments):
+    if "/" in "".join(segments):
         raise BadRequest(400, "A segment of the request's path has a quoted slash in it.")
-    if any(it in {"", ".", ".."} for it in segments):
+    if not _ODD.isdisjoint(segments):
         raise BadRequest(
             400, "A segment of the request's path is empty, '.' or '..'; write it without those."
         )

@@ -112,6 +112,7 @@ async def run(gateway: Gateway, listener: socket.socket, *, deadline_seconds: fl
         log_level="warning",
         lifespan="off",  # the program opened it
         server_header=False,
+        proxy_headers=False,  # nothing here asks where a client is
         timeout_graceful_shutdown=max(1, int(deadline_seconds)),
     )
     server = Server(config)
