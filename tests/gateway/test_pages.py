@@ -50,9 +50,10 @@ def test_a_page_shows_a_snapshot(server: Server, browser: Any, device: str, sche
     asked: list[tuple[str, int]] = []
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("requestfinished", lambda it: asked.append((it.url, it.response().status)))
+    page.on("response", lambda it: asked.append((it.url, it.status)))
     page.goto(f"{server.url}/")
-    page.click("text=main")
+    with page.expect_navigation():  # a click does not wait for the page that it leads to
+        page.click("text=main")
     assert page.url == f"{server.url}/@branch.main/"
     assert page.title() == "Branch main"
     headings = [it.inner_text() for it in page.query_selector_all("h2")]
@@ -72,7 +73,8 @@ def test_a_page_shows_a_snapshot(server: Server, browser: Any, device: str, sche
     if folder:
         name = Path(folder) / f"page-{device}-{scheme}.png"
         page.screenshot(path=name, full_page=True)
-    page.click("li:has-text('Three days') a")
+    with page.expect_navigation():
+        page.click("li:has-text('Three days') a")
     assert page.title().startswith("Snapshot ")
     assert problems == []
     assert [status for _, status in asked] == [200, 200, 200]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from icechunk_async import Repository, Session
+    from icechunk_async import Repository
     from icechunk_async.engine.open import Location
     from icechunk_async.gateway.access import Grant
     from icechunk_async.gateway.contents import Found

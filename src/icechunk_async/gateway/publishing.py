@@ -94,8 +94,8 @@ async def publish_static(
 
     Raises:
         NotFoundError: a ref does not exist; nothing was written.
-        InvalidInputError: no refs, or a name with a slash, which a file server reads as folders;
-            nothing was written.
+        InvalidInputError: no refs, a name with a slash, which a file server reads as folders, or
+            a node where the page is to be; nothing was written.
         RepositoryExistsError: the destination holds files of others; nothing was written.
         UnsafeStorageError: it cannot be written or listed; nothing was written.
         FormatError: its note is damaged; nothing was written.
@@ -109,6 +109,7 @@ async def publish_static(
     while it is updated; tags and snapshots have none.
     """
     found = await _find(repository, refs)
+    await _check_page_is_free(repository, found)
     request = Request(destination, dict(storage_options or {}), repository.config, {})
     async with open_limited(request) as storage:
         work = _Publication(repository, storage, found, consolidated, progress or no_progress)
@@ -148,6 +149,19 @@ async def _find(repository: Repository, refs: Collection[str]) -> dict[Ref, Snap
             )
         found[ref] = target
     return found
+
+
+async def _check_page_is_free(repository: Repository, found: Mapping[Ref, SnapshotId]) -> None:
+    """Refuse a snapshot with a node of the page's name: a folder and a file of one name."""
+    for ref, snapshot_id in found.items():
+        session = await repository.readonly_session(snapshot_id=snapshot_id)
+        if session.workspace.node(f"/{PAGE}") is not None:
+            raise InvalidInputError(
+                f"{str(ref)!r} cannot be published: it has a node '/{PAGE}', and the page of the "
+                "snapshot is a file of this name. Move the node (Session.move), or serve the "
+                "repository. Nothing was written.",
+                path=f"/{PAGE}",
+            )
 
 
 @dataclass(slots=True)

