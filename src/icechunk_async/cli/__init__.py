@@ -4,16 +4,28 @@ Each command is an asynchronous function that returns a document, a frozen datac
 function that prints the document for people. They are in `commands`. `declaring` makes commands of
 them and adds the options that all share, `console` prints, `targets` finds what a REF names, and
 `app` puts all together. To add a command, write both functions in the module of its kind, or in a
-new one, and add a line to `register`.
+new one, add a line to `register`, and the name to `listed`.
 """
 
 from __future__ import annotations
 
-__all__ = ["main"]
+import sys
+
+from icechunk_async._version import __version__
+
+__all__ = ["main", "version_line"]
+
+
+def version_line() -> str:
+    """Return the line that ``--version`` prints."""
+    return f"icechunk-async {__version__}"
 
 
 def main() -> None:
     """Run the command with the arguments of this process."""
+    if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
+        sys.stdout.write(f"{version_line()}\n")
+        return
     try:
         from icechunk_async.cli.app import app  # noqa: PLC0415  # takes a moment
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, override
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command_name, get_group
 
-from icechunk_async.cli.commands.data import contents, ingest, queries, serve, sql
-from icechunk_async.cli.commands.operate import administration, copies, integrity, upkeep
-from icechunk_async.cli.commands.versions import (
-    history,
-    merging,
-    proposals,
-    refs,
-    sessions,
-    transactions,
-    watch,
-)
-from icechunk_async.cli.demo import command as demo
+from icechunk_async.cli import version_line
+from icechunk_async.cli.listed import LISTED
+
+if TYPE_CHECKING:
+    from typer.models import CommandInfo
 
 __all__ = ["app"]
 
@@ -31,7 +28,66 @@ _EPILOG = (
     "its help."
 )
 
+
+def _name_of(command: CommandInfo) -> str:
+    return command.name or get_command_name(command.callback.__name__ if command.callback else "")
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands by name; a command's module is imported when the command is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            module = import_module(f"icechunk_async.cli.{LISTED[name]}")
+            part = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+            module.register(part)
+            # To make a command takes milliseconds, and only this one was asked for.
+            part.registered_commands = [
+                it for it in part.registered_commands if _name_of(it) == name
+            ]
+            self._made.update(get_group(part).commands)
+        return self._made[name]
+
+    @override
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    @override
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(LISTED)
+
+    @override
+    def __len__(self) -> int:
+        return len(LISTED)
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        return name in LISTED
+
+
+class _Group(TyperGroup):
+    """The command, whose subcommands come late."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.commands: Any = _Commands()
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order in which help lists them."""
+        return list(LISTED)
+
+
 app = typer.Typer(
+    cls=_Group,
     name="icechunk-async",
     help="Look at Icechunk repositories, change their branches and tags, and keep them healthy.",
     epilog=_EPILOG,
@@ -44,9 +100,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  # Typer's signature
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415
-
-        typer.echo(f"icechunk-async {version('icechunk-async')}")
+        typer.echo(version_line())
         raise typer.Exit
 
 
@@ -61,22 +115,3 @@ def _common(
     ] = False,
 ) -> None:
     pass
-
-
-history.register(app)
-contents.register(app)
-refs.register(app)
-merging.register(app)
-proposals.register(app)
-watch.register(app)
-serve.register(app)
-sessions.register(app)
-transactions.register(app)
-administration.register(app)
-upkeep.register(app)
-copies.register(app)
-ingest.register(app)
-integrity.register(app)
-queries.register(app)
-sql.register(app)
-demo.register(app)

@@ -17,7 +17,6 @@ from icechunk_async.format.config.documents import (
     split_sizes_document,
 )
 from icechunk_async.format.config.settings import RepositoryConfig
-from icechunk_async.format.config.yaml import dump_yaml, load_yaml
 from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ def encode_config(config: RepositoryConfig, spec_version: int) -> bytes:
     document = section_document(config)
     match spec_version:
         case 1:
+            from icechunk_async.format.config.yaml import dump_yaml  # noqa: PLC0415 -- slow
+
             return dump_yaml(document)
         case 2:
             return encode_flexbuffer(as_json(document))
@@ -66,6 +67,8 @@ def decode_config(data: bytes | memoryview, spec_version: int) -> RepositoryConf
     """
     match spec_version:
         case 1:
+            from icechunk_async.format.config.yaml import load_yaml  # noqa: PLC0415 -- slow
+
             return read_section(RepositoryConfig, load_yaml(data), "config")
         case 2:
             return read_section(RepositoryConfig, decode_flexbuffer(data), "config")

@@ -48,8 +48,8 @@ from icechunk_async.format.config.containers import (
     VirtualChunkContainer,
 )
 from icechunk_async.format.config.fields import Instance, Integer, Section
+from icechunk_async.format.config.plain import Document, Plain, Variant
 from icechunk_async.format.config.settings import RepositoryConfig, StorageSettings
-from icechunk_async.format.config.yaml import Document, Plain, Variant
 from icechunk_async.format.json.flexbuffers import SignedInt
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ import yaml
 from yaml.emitter import Emitter
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.config.plain import Document, Plain, Scalar, Variant
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.json.values import MAX_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Document", "Plain", "Variant", "dump_yaml", "load_yaml"]
+__all__ = ["dump_yaml", "load_yaml"]
 
 _MAX_BYTES: Final = 2**22
 """PyYAML takes up to a second for a megabyte; ten thousand containers have three of them."""
@@ -30,43 +31,12 @@ _MAX_BYTES: Final = 2**22
 _MAX_NODES: Final = 250_000
 """Nodes with those that aliases repeat; PyYAML takes three seconds for so many."""
 
-_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
-_BOOLS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
-    ("false", "False", "FALSE"), False
-)
 _CORE_TAGS: Final = "tag:yaml.org,2002:"
-_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,30})|0o[0-7]{1,30}|0x[0-9a-fA-F]{1,30}")
 
 _AMBIGUOUS: Final = re.compile(
     r"[-+.0-9~<=].*|y|n|yes|no|on|off|true|false|null|", re.IGNORECASE | re.DOTALL
 )
 """Text that a reader of some version of YAML would not read as text."""
-
-
-class Plain(str):
-    """A scalar written without quotes: text, number, boolean or null as the reader needs it."""
-
-    __slots__ = ()
-
-    def resolved(self) -> int | bool | str | None:
-        """Return the YAML 1.2 value; numbers with a fraction stay text."""
-        if self in _NULLS:
-            return None
-        if self in _BOOLS:
-            return _BOOLS[self]
-        return int(self, 0) if _INTEGER.fullmatch(self) else str(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A choice that carries a value: a tag in YAML, a map of one entry elsewhere."""
-
-    name: str
-    value: Document
-
-
-type Scalar = bool | int | str | None
-type Document = Scalar | list[Document] | dict[str, Document] | Variant
 
 
 def load_yaml(data: bytes | memoryview) -> Document:

@@ -1,0 +1,80 @@
+"""The modules that a command imports before it does anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from typer.main import get_group
+
+from icechunk_async.cli.listed import LISTED
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Sample
+
+SCRIPT = """
+import sys
+from icechunk_async.cli import main
+sys.argv = ["icechunk-async", *{arguments!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+def modules(*arguments: str) -> set[str]:
+    """Return the modules that a process has imported when a command is done."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
+        check=True,
+    )
+    assert done.stdout
+    return set(done.stderr.split())
+
+
+def test_the_version_needs_nearly_nothing() -> None:
+    """Neither the parser of arguments, nor what prints tables, nor asyncio."""
+    found = modules("--version")
+    assert not found & {"typer", "rich", "pydantic", "asyncio", "numpy", "zarr"}
+    ours = {it for it in found if it.startswith("icechunk_async")}
+    assert ours == {"icechunk_async", "icechunk_async._version", "icechunk_async.cli"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("log", "{}"),
+        ("log", "{}", "--limit", "1", "--json"),
+        ("branch", "list", "{}"),
+        ("tag", "list", "{}"),
+        ("show", "{}", "v1"),
+        ("diff", "{}", "v1", "main"),
+    ],
+)
+def test_history_needs_no_library_of_arrays(sample: Sample, arguments: tuple[str, ...]) -> None:
+    """Nor YAML, which format version 1 alone has, nor the modules of other commands."""
+    found = modules(*(it.format(sample.path) for it in arguments))
+    unasked = {"zarr", "numcodecs", "xarray", "yaml", "h5py", "aiohttp", "fsspec", "rich.progress"}
+    assert not found & unasked
+    commands = {it for it in found if it.startswith("icechunk_async.cli.commands.")}
+    rooms = {"data", "operate", "versions"}
+    own = {"history"} if arguments[0] not in {"branch", "tag"} else {"refs"}
+    assert {it.split(".")[-1] for it in commands} - rooms == own
+
+
+def test_listed_commands_are_those_that_modules_register() -> None:
+    """A command that is not listed would not be found."""
+    for module in set(LISTED.values()):
+        part = typer.Typer()
+        import_module(f"icechunk_async.cli.{module}").register(part)
+        registered = set(get_group(part).commands)
+        assert registered == {name for name, where in LISTED.items() if where == module}
