@@ -29,6 +29,7 @@ import typer
 from rich.text import Text
 
 from icechunk_async._runtime import clock
+from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import make_console, one_line
 from icechunk_async.cli.hints import in_command_words
 from icechunk_async.cli.words import ask, is_answered, warn
@@ -144,9 +145,20 @@ def parse_time_or_age(text: str, *also: str) -> datetime:
         raise typer.BadParameter(f"{text!r} is longer ago than the calendar reaches") from None
 
 
-Ref = Annotated[str, typer.Argument(metavar="REF", help="A branch, a tag or a snapshot id.")]
+Ref = Annotated[
+    str,
+    typer.Argument(
+        metavar="REF", autocompletion=complete_ref, help="A branch, a tag or a snapshot id."
+    ),
+]
 RefOption = Annotated[
-    str, typer.Option("--ref", metavar="REF", help="A branch, a tag or a snapshot id.")
+    str,
+    typer.Option(
+        "--ref",
+        metavar="REF",
+        autocompletion=complete_ref,
+        help="A branch, a tag or a snapshot id.",
+    ),
 ]
 AsOf = Annotated[
     datetime | None,

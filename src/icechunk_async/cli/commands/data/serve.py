@@ -13,6 +13,7 @@ import anyio
 import typer
 from rich.text import Text
 
+from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, showing_progress
 from icechunk_async.cli.declaring import (
     DestinationOptions,
@@ -70,6 +71,7 @@ _Refs = Annotated[
     typer.Option(
         "--ref",
         metavar="REF",
+        autocompletion=complete_ref,
         help="A branch, a tag or a snapshot id; main by default. May be repeated.",
     ),
 ]

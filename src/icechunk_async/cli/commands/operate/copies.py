@@ -9,6 +9,7 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
+from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain, showing_progress
 from icechunk_async.cli.declaring import (
     DestinationOptions,
@@ -49,6 +50,7 @@ _Refs = Annotated[
     typer.Option(
         "--ref",
         metavar="NAME",
+        autocompletion=complete_ref,
         help="Only this branch or tag, with its history. May be repeated.",
     ),
 ]

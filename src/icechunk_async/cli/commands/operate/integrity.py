@@ -13,6 +13,7 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
+from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
 from icechunk_async.cli.declaring import Authorize, RefOption, repository_command, url_command
 from icechunk_async.cli.targets import find_target
@@ -39,6 +40,7 @@ _Refs = Annotated[
     typer.Option(
         "--ref",
         metavar="REF",
+        autocompletion=complete_ref,
         help="A branch, a tag or a snapshot id. May be repeated. Default: all branches and tags.",
     ),
 ]

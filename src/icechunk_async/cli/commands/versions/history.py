@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import (
     ADDED,
     BRANCH,
@@ -77,10 +78,19 @@ _MaxChunks = Annotated[
     int, typer.Option("--max-chunks", min=0, help="Coordinates to list for each array.")
 ]
 _AnyRef = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT|REF", help="A snapshot id, a branch or a tag.")
+    str,
+    typer.Argument(
+        metavar="SNAPSHOT|REF",
+        autocompletion=complete_ref,
+        help="A snapshot id, a branch or a tag.",
+    ),
 ]
-_From = Annotated[str, typer.Argument(metavar="FROM", help="The older REF.")]
-_To = Annotated[str, typer.Argument(metavar="TO", help="The newer REF.")]
+_From = Annotated[
+    str, typer.Argument(metavar="FROM", autocompletion=complete_ref, help="The older REF.")
+]
+_To = Annotated[
+    str, typer.Argument(metavar="TO", autocompletion=complete_ref, help="The newer REF.")
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from icechunk_async.cli.commands.versions.history import Touched, show_touched, touched_of
+from icechunk_async.cli.completing import complete_branch, complete_ref
 from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain
 from icechunk_async.cli.declaring import DryRun, Paths, repository_command
 from icechunk_async.errors import MergeConflictError
@@ -26,21 +27,62 @@ __all__ = ["register"]
 _SHOWN_CHUNKS = 5
 
 _Commit = Annotated[
-    str, typer.Argument(metavar="COMMIT", help="The id of a snapshot, or a ref such as main~2.")
+    str,
+    typer.Argument(
+        metavar="COMMIT",
+        autocompletion=complete_ref,
+        help="The id of a snapshot, or a ref such as main~2.",
+    ),
 ]
-_Source = Annotated[str, typer.Argument(metavar="REF", help="A branch, a tag or a snapshot id.")]
-_Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="The branch.")]
-_On = Annotated[str, typer.Option("--on", metavar="BRANCH", help="The branch to commit to.")]
-_Onto = Annotated[str, typer.Option("--onto", metavar="BRANCH", help="The branch to commit to.")]
-_Into = Annotated[str, typer.Option("--into", metavar="BRANCH", help="The branch to commit to.")]
-_To = Annotated[str, typer.Option("--to", metavar="REF", help="Where the branch is moved to.")]
+_Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="REF", autocompletion=complete_ref, help="A branch, a tag or a snapshot id."
+    ),
+]
+_Branch = Annotated[
+    str, typer.Argument(metavar="BRANCH", autocompletion=complete_branch, help="The branch.")
+]
+_On = Annotated[
+    str,
+    typer.Option(
+        "--on", metavar="BRANCH", autocompletion=complete_branch, help="The branch to commit to."
+    ),
+]
+_Onto = Annotated[
+    str,
+    typer.Option(
+        "--onto", metavar="BRANCH", autocompletion=complete_branch, help="The branch to commit to."
+    ),
+]
+_Into = Annotated[
+    str,
+    typer.Option(
+        "--into", metavar="BRANCH", autocompletion=complete_branch, help="The branch to commit to."
+    ),
+]
+_To = Annotated[
+    str,
+    typer.Option(
+        "--to", metavar="REF", autocompletion=complete_ref, help="Where the branch is moved to."
+    ),
+]
 _Since = Annotated[
-    str, typer.Option("--since", metavar="REF", help="The snapshot that the new commit follows.")
+    str,
+    typer.Option(
+        "--since",
+        metavar="REF",
+        autocompletion=complete_ref,
+        help="The snapshot that the new commit follows.",
+    ),
 ]
 _Base = Annotated[
     str | None,
     typer.Option(
-        "--base", metavar="REF", help="What both began with. By default the common ancestor."
+        "--base",
+        metavar="REF",
+        autocompletion=complete_ref,
+        help="What both began with. By default the common ancestor.",
     ),
 ]
 _Message = Annotated[str | None, typer.Option("--message", "-m", help="The message of the commit.")]

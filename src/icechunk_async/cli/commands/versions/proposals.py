@@ -11,6 +11,7 @@ import anyio
 import typer
 from rich.text import Text
 
+from icechunk_async.cli.completing import complete_branch, complete_ref
 from icechunk_async.cli.console import (
     ADDED,
     BRANCH,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_Source = Annotated[str, typer.Argument(metavar="REF", help="What to propose.")]
+_Source = Annotated[
+    str, typer.Argument(metavar="REF", autocompletion=complete_ref, help="What to propose.")
+]
 _Id = Annotated[
     str, typer.Argument(metavar="ID", help="A proposal, or the source of one open proposal.")
 ]
@@ -42,7 +45,12 @@ _MaybeId = Annotated[
     str | None,
     typer.Argument(metavar="[ID]", help="A proposal, or the source of an open one."),
 ]
-_Into = Annotated[str, typer.Option("--into", metavar="BRANCH", help="The branch that takes it.")]
+_Into = Annotated[
+    str,
+    typer.Option(
+        "--into", metavar="BRANCH", autocompletion=complete_branch, help="The branch that takes it."
+    ),
+]
 _Checks = Annotated[
     list[str] | None,
     typer.Option(
@@ -69,7 +77,9 @@ _Reason = Annotated[str, typer.Option("--reason", help="Why it is rejected.")]
 _Force = Annotated[
     bool, typer.Option("--force", help="Even if a process began to accept it and did not finish.")
 ]
-_Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="The branch.")]
+_Branch = Annotated[
+    str, typer.Argument(metavar="BRANCH", autocompletion=complete_branch, help="The branch.")
+]
 _Names = Annotated[
     list[str] | None,
     typer.Option("--check", metavar="NAME", help="A check that must pass. May be repeated."),

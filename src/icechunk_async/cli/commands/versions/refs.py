@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.cli.completing import complete_branch, complete_ref, complete_tag
 from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, make_table, plain, time_head, time_of
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command
 from icechunk_async.cli.targets import CONCURRENT_LOOKUPS, find_target, ref_targets
@@ -24,7 +25,13 @@ __all__ = ["RefList", "register"]
 
 _ONLY_ITS: Final = "What only it holds can be read by id until garbage is collected."
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The name.")]
-_NewTip = Annotated[str, typer.Argument(metavar="REF", help="The new tip.")]
+_Branch = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name.", autocompletion=complete_branch)
+]
+_Tag = Annotated[str, typer.Argument(metavar="NAME", help="The name.", autocompletion=complete_tag)]
+_NewTip = Annotated[
+    str, typer.Argument(metavar="REF", autocompletion=complete_ref, help="The new tip.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ async def create_branch(
 
 
 async def reset_branch(
-    repository: Repository, name: _Name, ref: _NewTip, *, as_of: AsOf = None
+    repository: Repository, name: _Branch, ref: _NewTip, *, as_of: AsOf = None
 ) -> RefChange:
     """Move a branch to REF. What only it held can be read by id until garbage is collected.
 
@@ -116,7 +123,7 @@ async def reset_branch(
     return RefChange("reset", "branch", name, str(target.snapshot_id), str(before))
 
 
-async def delete_branch(repository: Repository, name: _Name) -> RefChange:
+async def delete_branch(repository: Repository, name: _Branch) -> RefChange:
     """Delete a branch. What only it held can be read by id until garbage is collected.
 
     JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
@@ -138,7 +145,7 @@ async def create_tag(
     return RefChange("created", "tag", name, str(target.snapshot_id), None)
 
 
-async def delete_tag(repository: Repository, name: _Name) -> RefChange:
+async def delete_tag(repository: Repository, name: _Tag) -> RefChange:
     """Delete a tag. Its name can never be used again.
 
     JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.

@@ -12,6 +12,7 @@ import anyio.to_thread
 import typer
 from rich.text import Text
 
+from icechunk_async.cli.completing import complete_branch, complete_ref
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_head, time_of
 from icechunk_async.cli.declaring import Paths, Ref, repository_command, streaming_command
 from icechunk_async.cli.webhook import Webhook
@@ -28,11 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="The branch to follow.")]
+_Branch = Annotated[
+    str,
+    typer.Argument(metavar="BRANCH", autocompletion=complete_branch, help="The branch to follow."),
+]
 _Since = Annotated[
     str | None,
     typer.Option(
-        "--since", metavar="REF", help="The last commit that is known. By default the tip."
+        "--since",
+        metavar="REF",
+        autocompletion=complete_ref,
+        help="The last commit that is known. By default the tip.",
     ),
 ]
 _Post = Annotated[
@@ -50,8 +57,12 @@ _Poll = Annotated[
 _Count = Annotated[
     int | None, typer.Option("--count", min=1, help="End after this number of commits.")
 ]
-_From = Annotated[str, typer.Argument(metavar="FROM", help="The first REF.")]
-_To = Annotated[str, typer.Argument(metavar="TO", help="The second REF.")]
+_From = Annotated[
+    str, typer.Argument(metavar="FROM", autocompletion=complete_ref, help="The first REF.")
+]
+_To = Annotated[
+    str, typer.Argument(metavar="TO", autocompletion=complete_ref, help="The second REF.")
+]
 _Png = Annotated[
     Path | None,
     typer.Option(

@@ -1,0 +1,79 @@
+"""Completion by Tab, asked as shells ask: by environment variables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Sample
+
+SCRIPT = """
+import sys
+from icechunk_async.cli import main
+sys.argv = ["icechunk-async"]
+main()
+"""
+
+
+def complete(*words: object) -> list[str]:
+    """Return the words that the shell would offer for the last of some words."""
+    line = " ".join(["icechunk-async", *map(str, words)])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
+        check=False,
+        env={
+            **os.environ,
+            "_ICECHUNK_ASYNC_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words)),
+        },
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_refs_complete(sample: Sample) -> None:
+    """Branches and tags; ids once there is a letter of one."""
+    assert complete("log", sample.path, '""') == ["dev", "main", "v1"]
+    assert complete("log", sample.path, "m") == ["main"]
+    assert complete("show", sample.path, sample.tip[:4]) == [sample.tip]
+    assert complete("diff", sample.path, "v1", "d") == ["dev"]
+    assert complete("show", sample.path, "none") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (("branch", "delete", "{}", '""'), ["dev", "main"]),
+        (("tag", "delete", "{}", '""'), ["v1"]),
+        (("branch", "reset", "{}", "main", "v"), ["v1"]),
+        (("merge", "{}", "dev", "--into", "m"), ["main"]),
+        (("copy", "{}", "elsewhere", "--ref", "v"), ["v1"]),
+        (("tag", "create", "{}", '""'), []),
+    ],
+)
+def test_what_fits_completes(sample: Sample, command: tuple[str, ...], found: list[str]) -> None:
+    """Branches where a branch is asked for, tags where a tag is."""
+    assert complete(*(it.format(sample.path) for it in command)) == found
+
+
+def test_options_of_the_storage_are_used(sample: Sample) -> None:
+    """Those that are on the line already."""
+    assert complete("log", sample.path, "-o", "durability=none", "m") == ["main"]
+    assert complete("log", sample.path, "-o", "colour=red", "m") == []
+
+
+@pytest.mark.parametrize("url", ["{}/none", "gopher://x", "s3://"])
+def test_nothing_completes_where_nothing_opens(tmp_path: Path, url: str) -> None:
+    """Without a word of an error into the line that is typed."""
+    assert complete("log", url.format(tmp_path), "m") == []
