@@ -198,12 +198,15 @@ _WHOLE_BYTES: Final = 1 << 40
 
 
 class Tuning:
-    """Timeouts of a client."""
+    """Timeouts of a client, and its name."""
 
-    __slots__ = ("connect_timeout_seconds", "timeout_seconds")
+    __slots__ = ("connect_timeout_seconds", "timeout_seconds", "user_agent")
 
-    def __init__(self, timeout_seconds: float, connect_timeout_seconds: float) -> None:
+    def __init__(
+        self, timeout_seconds: float, connect_timeout_seconds: float, user_agent: str | None = None
+    ) -> None:
         """Take the options of these names."""
+        self.user_agent = user_agent
         self.timeout_seconds = timeout_seconds
         self.connect_timeout_seconds = connect_timeout_seconds
 
@@ -449,6 +452,7 @@ class Clients:
             retry_total=0,  # a retry of a write that landed is refused, or hides another's
             max_single_get_size=_WHOLE_BYTES,
             max_chunk_get_size=_WHOLE_BYTES,
+            **cast("Any", {} if tuning.user_agent is None else {"user_agent": tuning.user_agent}),
         )
 
     async def _keep(self, loop: asyncio.AbstractEventLoop, client: Client) -> AsyncGenerator[None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from icechunk_async.storage import Capabilities, StorageDescription
 from icechunk_async_azure.clients import Clients, Tuning
 from icechunk_async_azure.copying import copy, copy_from
-from icechunk_async_azure.options import check_number, login_of, place_of
+from icechunk_async_azure.options import check_agent, check_number, login_of, place_of
 from icechunk_async_azure.reading import list_entries, read, read_if_changed
 from icechunk_async_azure.requests import Requests
 from icechunk_async_azure.writing import delete, owned, write
@@ -57,6 +57,7 @@ async def open_azure(
     allow_http: bool = False,
     timeout_seconds: float = _TIMEOUT_SECONDS,
     connect_timeout_seconds: float = _CONNECT_TIMEOUT_SECONDS,
+    user_agent: str | None = None,
 ) -> AsyncGenerator[AzureStorage]:
     """Open the container and prefix that ``az://container/prefix`` names; nothing is sent yet.
 
@@ -82,6 +83,7 @@ async def open_azure(
         allow_http: accept an address without encryption, for emulators.
         timeout_seconds: how long the service may be silent during a request.
         connect_timeout_seconds: how long a connection may take.
+        user_agent: comes before the driver's name in the header ``User-Agent`` of each request.
 
     Raises:
         InvalidURLError: the URL names no container.
@@ -103,12 +105,15 @@ async def open_azure(
         "connect_timeout_seconds": (
             None if connect_timeout_seconds == _CONNECT_TIMEOUT_SECONDS else connect_timeout_seconds
         ),
+        "user_agent": user_agent,
     }
     given = {name: value for name, value in options.items() if value is not None}
     check_number("timeout_seconds", timeout_seconds, 0.001)
     check_number("connect_timeout_seconds", connect_timeout_seconds, 0.001)
+    check_agent(user_agent)
     place, login = place_of(url), login_of(given)
-    clients = Clients(login, place, Tuning(timeout_seconds, connect_timeout_seconds))
+    tuning = Tuning(timeout_seconds, connect_timeout_seconds, user_agent)
+    clients = Clients(login, place, tuning)
     try:
         yield AzureStorage(StorageDescription(url, given), Requests(clients, place))
     finally:

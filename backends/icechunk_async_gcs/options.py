@@ -22,6 +22,7 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 CONNECT_TIMEOUT_SECONDS: Final = 10.0
 READ_TIMEOUT_SECONDS: Final = 60.0
+_LONGEST_AGENT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Options:
     connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
     read_timeout_seconds: float = READ_TIMEOUT_SECONDS
     read_only: bool = False
+    user_agent: str | None = None
 
     def __post_init__(self) -> None:
         """Validate the options; messages name the option and never show a token."""
@@ -80,6 +82,21 @@ class Options:
                 )
         if not isinstance(self.read_only, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInputError(f"read_only={self.read_only!r} is neither True nor False.")
+        agent: object = self.user_agent
+        if agent is not None and not _is_header(agent):
+            raise InvalidInputError(
+                f"user_agent={agent!r:.200} is not possible: use printable ASCII of 1 to "
+                f"{_LONGEST_AGENT} characters."
+            )
+
+
+def _is_header(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and 0 < len(value.strip()) <= len(value) <= _LONGEST_AGENT
+        and value.isascii()
+        and value.isprintable()
+    )
 
 
 def _is_text(value: object) -> bool:
@@ -182,7 +199,7 @@ def describe(url: str, options: Options) -> StorageDescription:
     default = Options()
     names = (
         *("token", "project", "endpoint_url"),
-        *("connect_timeout_seconds", "read_timeout_seconds", "read_only"),
+        *("connect_timeout_seconds", "read_timeout_seconds", "read_only", "user_agent"),
     )
     given = {name: getattr(options, name) for name in names}
     return StorageDescription(

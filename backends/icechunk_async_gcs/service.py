@@ -85,6 +85,7 @@ class Service:
         self._host = ""
         self.objects: Final = f"/storage/v1/b/{quote(bucket, safe='')}/o"
         self.project = options.project
+        self._agent = options.user_agent or "icechunk-async"
         self.endpoint: Final = options.endpoint_url
 
     def object(self, name: str) -> str:
@@ -208,7 +209,7 @@ class Service:
         async with client.session.request(
             method,
             URL(url, encoded=True),
-            headers={"User-Agent": "icechunk-async", "Accept-Encoding": "identity", **headers},
+            headers={"User-Agent": self._agent, "Accept-Encoding": "identity", **headers},
             data=data,
             allow_redirects=False,
         ) as response:

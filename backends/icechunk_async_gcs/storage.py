@@ -49,6 +49,7 @@ async def open_gcs(
     connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
     read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
     read_only: bool = False,
+    user_agent: str | None = None,
 ) -> AsyncGenerator[GCSStorage]:
     """Open the objects below ``gs://bucket/prefix``. No request is made to the bucket.
 
@@ -67,6 +68,7 @@ async def open_gcs(
         connect_timeout_seconds: how long to wait for a connection.
         read_timeout_seconds: how long to wait for the next bytes of a reply.
         read_only: promise no writes.
+        user_agent: the header ``User-Agent`` of each request, which access logs of buckets keep.
 
     Raises:
         InvalidURLError: the URL names no bucket.
@@ -75,7 +77,13 @@ async def open_gcs(
         UnreachableError: Google's token service cannot be reached.
     """
     options = Options(
-        token, project, endpoint_url, connect_timeout_seconds, read_timeout_seconds, read_only
+        token,
+        project,
+        endpoint_url,
+        connect_timeout_seconds,
+        read_timeout_seconds,
+        read_only,
+        user_agent,
     )
     location = parse_location(url)
     description = describe(url, options)

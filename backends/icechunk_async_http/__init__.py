@@ -33,6 +33,7 @@ async def open_http(
     connect_timeout_seconds: float = _CONNECT_SECONDS,
     max_unranged_bytes: int = _MAX_UNRANGED_BYTES,
     unversioned: bool = False,
+    user_agent: str | None = None,
 ) -> AsyncGenerator[HTTPStorage]:
     """Open a URL and everything below it for reading. Nothing is sent before the first operation.
 
@@ -49,6 +50,8 @@ async def open_http(
             ignores ranges and sends all of it. Reading past this is refused.
         unversioned: also read from a server that sends neither ETag nor Last-Modified, although
             changes of an object cannot be detected then. Not for repositories.
+        user_agent: the header ``User-Agent`` of each request, unless ``headers`` has one; also
+            over plain HTTP.
 
     Raises:
         InvalidURLError: the URL has no host, or parts that it may not have.
@@ -86,10 +89,11 @@ async def open_http(
         given["headers"] = headers
     if allow_http:
         given["allow_http"] = True
+    given |= _named(user_agent)
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=connect_timeout_seconds, sock_read=timeout_seconds
     )
-    sessions = Sessions(repr(url), timeout)
+    sessions = Sessions(repr(url), timeout, user_agent)
     transport = Transport(sessions, headers or {})
     description = StorageDescription(url, given)
     try:
@@ -103,6 +107,18 @@ async def open_http(
         )
     finally:
         await sessions.close()
+
+
+def _named(name: str | None) -> dict[str, str]:
+    if name is None:
+        return {}
+    if not name.strip() or not name.isascii():
+        raise InvalidInputError(
+            f"user_agent={name!r:.200} is not possible: use printable ASCII, or leave it out.",
+            option="user_agent",
+        )
+    check_headers({"User-Agent": name})
+    return {"user_agent": name}
 
 
 def _read_url(url: str) -> URL:

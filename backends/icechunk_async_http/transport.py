@@ -36,8 +36,13 @@ class Sessions:
     with them its connections.
     """
 
-    def __init__(self, name: str, timeout: aiohttp.ClientTimeout) -> None:
+    def __init__(
+        self, name: str, timeout: aiohttp.ClientTimeout, user_agent: str | None = None
+    ) -> None:
         """Open nothing yet."""
+        self._always = {"Accept-Encoding": "identity"}
+        if user_agent is not None:
+            self._always["User-Agent"] = user_agent
         self._name = name
         self._timeout = timeout
         self._lock = threading.Lock()  # held over no await
@@ -95,7 +100,7 @@ class Sessions:
             timeout=self._timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            headers={"Accept-Encoding": "identity"},
+            headers=self._always,
         ) as session:
             yield session
 

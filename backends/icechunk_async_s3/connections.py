@@ -251,6 +251,8 @@ class _HeaderAdder:
     def __call__(self, request: Any, **_: object) -> None:
         for name, value in sent_always(self._options, request.method).items():
             request.headers[name] = value
+        if self._options.user_agent is not None:
+            request.headers["User-Agent"] = self._options.user_agent
 
 
 class _RevealedError(Exception):

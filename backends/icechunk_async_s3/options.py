@@ -43,8 +43,12 @@ _NEEDS_ENDPOINT: Final = {
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TAKEN: Final = frozenset(
-    {"host", "authorization", "range", "if-match", "if-none-match", "content-length"}
+    {
+        *("host", "authorization", "range", "if-match", "if-none-match", "content-length"),
+        "user-agent",  # a separate option, because it is not signed
+    }
 )
+_LONGEST_AGENT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,8 @@ class Options:
     conditional_multipart: bool | None = None
     """None: only at AWS."""
     read_only: bool = False
+    user_agent: str | None = None
+    """None: the library's name, and the driver's in requests that it sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +239,13 @@ def _text(name: str, value: object) -> None:
         raise _bad(name, value, "use text without spaces")
 
 
+def _agent(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_AGENT:
+        raise _bad(name, value, f"use text of 1 to {_LONGEST_AGENT} characters")
+    if not value.isascii() or not value.isprintable():
+        raise _bad(name, value, "use printable ASCII")
+
+
 def _secret(name: str, value: object) -> None:
     if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable():
         raise InvalidInputError(f"{name} is not printable text, or is empty.", option=name)
@@ -299,4 +312,5 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], None]]] = {
     "multipart_threshold_bytes": _size,
     "conditional_multipart": _flag,
     "read_only": _flag,
+    "user_agent": _agent,
 }

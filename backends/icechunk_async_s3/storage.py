@@ -75,6 +75,7 @@ async def open_s3(
     multipart_threshold_bytes: int | None = None,
     conditional_multipart: bool | None = None,
     read_only: bool | None = None,
+    user_agent: str | None = None,
 ) -> AsyncGenerator[S3Storage]:
     """Open a bucket, or a prefix of one: ``s3://bucket/prefix``.
 
@@ -115,6 +116,7 @@ async def open_s3(
             it joins the parts of an upload. AWS does; other servers are assumed not to unless this
             is True. True for a server that does not would lose commits.
         read_only: promise no writes.
+        user_agent: the header ``User-Agent`` of each request, which access logs of buckets keep.
 
     Raises:
         InvalidURLError: the URL names no bucket, or a prefix that no key can have.

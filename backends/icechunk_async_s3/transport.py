@@ -311,7 +311,7 @@ class Transport:
             url += "?" + request.query
         # Not signed, because intermediaries change them.
         headers["accept-encoding"] = "identity"
-        headers["user-agent"] = "icechunk-async"
+        headers["user-agent"] = self._options.user_agent or "icechunk-async"
         data = None
         if request.method == "PUT":
             headers["content-length"] = str(len(request.body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -185,6 +186,10 @@ def call(name: str) -> Callable[[Any], object]:
     return lambda package: getattr(package, name)()
 
 
+def _attributed(labels: dict[str, str], package: Any) -> Any:
+    return package.Attribution(**labels)
+
+
 def test_what_cannot_be_set_is_refused_alike() -> None:
     """With the same built-in errors, at the assignment."""
     message = failing_alike(lambda it: it.CompressionConfig(level=300))
@@ -195,6 +200,10 @@ def test_what_cannot_be_set_is_refused_alike() -> None:
     failing_alike(lambda it: it.RepositoryConfig(virtual_chunk_containers=[]))
     failing_alike(lambda it: it.ManifestSplittingConfig(5))
     failing_alike(lambda it: it.Attribution(client="two words"))
+    for label in ("a;b", "a=b", "(a", "a)", "a\\b", 'a"b', "a\tb", "ü", "a" * 129):
+        for name in ("workload", "principal"):
+            labels = {name: label}
+            failing_alike(partial(_attributed, labels))
     failing_alike(lambda it: it.Conflict("none", "/a"))
     failing_alike(lambda it: it.VirtualChunkSpec([0], "s3://a/b", 0, 1, None, datetime(2020, 1, 1)))
     for make in ("ObjectStoreConfig", "Storage", "ManifestPreloadCondition", "ConflictSolver"):

@@ -218,7 +218,7 @@ class Repository(Displayed):
             config: laid over the stored configuration, for this object only.
             authorize_virtual_chunk_access: the virtual chunk containers that may be read: their
                 URL prefixes, with the credentials for each.
-            attribution: labels for the requests; this library keeps them and does not send them.
+            attribution: labels in the User-Agent of the requests for the repository.
             sums: keep a checksum of each chunk that is written; None: as stored.
             verify_reads: compare each native chunk that is read whole with its checksum, and
                 raise an error in place of returning damaged bytes.

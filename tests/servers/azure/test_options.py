@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from icechunk_async.credentials import AzureBearerToken, AzureSasToken
-from icechunk_async.errors import InvalidInputError, InvalidURLError
+from icechunk_async.errors import IcechunkError, InvalidInputError, InvalidURLError
 from icechunk_async.storage import open_storage
 from icechunk_async_azure.clients import Proof
 from icechunk_async_azure.options import Place, login_of, place_of
+from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -175,3 +178,30 @@ async def test_an_object_may_answer_access_tokens() -> None:
     found = await proof.credential.get_token("scope")
     assert (found.token, found.expires_on) == ("token", int(later.timestamp()))
     await proof.close()
+
+
+async def test_every_request_names_the_client() -> None:
+    """For the access logs of the account; the driver's name follows."""
+    agents = []
+
+    async def nothing(request: web.Request) -> web.Response:
+        agents.append(request.headers["User-Agent"])
+        return web.Response(status=404)
+
+    async with serving(nothing) as url:
+        place: dict[str, Any] = {"endpoint_url": f"{url}/account", "allow_http": True}
+        place |= {"anonymous": True, "user_agent": "app/1 (workload=x)"}
+        async with open_storage("az://box", **place) as storage:
+            for request in (storage.get("key"), storage.put("key", b"x"), storage.delete(["key"])):
+                with suppress(IcechunkError):
+                    await request
+    assert len(agents) >= 3
+    assert {agent.partition(" azsdk")[0] for agent in agents} == {"app/1 (workload=x)"}
+
+
+@pytest.mark.parametrize("agent", ["", "a\r\nx: y", "ü", "a" * 1025, 3])
+async def test_a_name_that_no_header_carries_is_refused(agent: Any) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidInputError, match="user_agent"):
+        async with open_storage("az://box", account_name="a", anonymous=True, user_agent=agent):
+            pass

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from aiohttp import web
 
-from icechunk_async.errors import InvalidInputError, InvalidURLError
+from icechunk_async.errors import IcechunkError, InvalidInputError, InvalidURLError
 from icechunk_async.storage import open_storage
 from tests.servers.gcs.running import ANONYMOUS
+from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +39,8 @@ _SECRET = "ya29.a-very-secret-token"  # noqa: S105 - for the test only
         ({"read_timeout_seconds": "1"}, "read_timeout_seconds"),
         ({"read_timeout_seconds": float("nan")}, "read_timeout_seconds"),
         ({"read_only": "no"}, "read_only"),
+        ({"user_agent": "a\r\nx-b: c"}, "user_agent"),
+        ({"user_agent": " "}, "user_agent"),
         ({"tokn": "anonymous"}, "tokn"),
     ],
 )
@@ -72,3 +77,22 @@ async def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
         async with open_storage(url, token=ANONYMOUS):
             pass
     assert _SECRET not in caught.value.message + repr(caught.value.context)
+
+
+async def test_every_request_names_the_client() -> None:
+    """For the access logs of the bucket."""
+    agents = []
+
+    async def nothing(request: web.Request) -> web.Response:
+        agents.append(request.headers["User-Agent"])
+        return web.Response(status=404)
+
+    async with serving(nothing) as url:
+        place = {"token": ANONYMOUS, "endpoint_url": url, "user_agent": "app/1 (workload=x)"}
+        async with open_storage("gs://bucket", **place) as storage:
+            for request in (storage.get("key"), storage.put("key", b"x"), storage.delete(["key"])):
+                with suppress(IcechunkError):
+                    await request
+            assert storage.description.options["user_agent"] == "app/1 (workload=x)"
+    assert len(agents) >= 3
+    assert set(agents) == {"app/1 (workload=x)"}

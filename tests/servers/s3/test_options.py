@@ -58,6 +58,10 @@ async def no_credentials() -> S3Credentials:
         ("multipart_threshold_bytes", {"multipart_threshold_bytes": 1}),
         ("conditional_multipart", {"conditional_multipart": "yes"}),
         ("read_only", {"read_only": "no"}),
+        ("user_agent", {"user_agent": ""}),
+        ("user_agent", {"user_agent": "a\r\nx-b: c"}),
+        ("user_agent", {"user_agent": "ü"}),
+        ("extra_headers", {"extra_headers": {"User-Agent": "signed"}}),
     ],
 )
 async def test_an_invalid_option_is_named(option: str, options: dict[str, Any]) -> None:

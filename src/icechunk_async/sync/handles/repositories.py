@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.processes import generation
+from icechunk_async._version import __version__
 from icechunk_async.errors import StorageClosedError, VirtualContainerError
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.json.metadata import encode_items
@@ -29,7 +30,7 @@ from icechunk_async.sync.bridge.portal import at_exit, run, run_later
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.arguments import described, given_access
 from icechunk_async.sync.official.mirrors import to_native
-from icechunk_async.sync.official.states import SpecVersion
+from icechunk_async.sync.official.states import Attribution, SpecVersion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["RepositoryHandle", "Source"]
 
 _KEPT_OPEN: Final = 4
+_LABELLED: Final = frozenset({"s3", "gs", "az", "http", "https"})
+"""Schemes of storages that have the option ``user_agent``."""
 _NEWEST: Final = int(SpecVersion.current())
 
 
@@ -51,7 +54,7 @@ class Source:
     storage: Storage
     config: Any = None
     authorized: Mapping[str, Any] | None = None
-    attribution: Any = None
+    attribution: Attribution | None = None
     default_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sums: bool | None = None
     verify_reads: bool = False
@@ -104,7 +107,7 @@ class Source:
         location, options = await self.storage.place()
         entering = enter(
             location,
-            storage_options=options,
+            storage_options=_labelled(location, options, self.attribution),
             config=to_native(self.config),
             authorize_virtual_chunk_access=given_access(self.authorized),
             sums=self.sums,
@@ -143,6 +146,22 @@ class Source:
             )
         kept = {it: access for it, access in given.items() if it not in missing}
         return replace(self, authorized=kept)
+
+
+def _labelled(
+    location: object, options: Mapping[str, object], attribution: Attribution | None
+) -> dict[str, object]:
+    """Return the options of a storage that sends labels with its requests."""
+    labelled = dict(options)
+    if attribution is None or attribution == Attribution() or not isinstance(location, str):
+        return labelled
+    given = {"workload": attribution.workload, "principal": attribution.principal}
+    labels = "; ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+    client = f"{attribution.client} " if attribution.client else ""
+    agent = f"{client}icechunk-async/{__version__}{f' ({labels})' if labels else ''}"
+    if location.partition("://")[0] in _LABELLED:
+        labelled.setdefault("user_agent", agent)
+    return labelled
 
 
 class RepositoryHandle:

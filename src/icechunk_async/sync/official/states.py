@@ -135,14 +135,17 @@ class FeatureFlag(Record):
 
 
 _CLIENT: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(/[A-Za-z0-9!#$%&'*+.^_`|~-]+)?")
+_LABEL: Final = re.compile(r"[ !#-'*-:<>-\[\]-~]{0,128}")
+"""Printable ASCII without what separates labels."""
 
 
 @public("")
 @dataclass(frozen=True, repr=False)
 class Attribution(Record):
-    """Labels that the official engine adds to the User-Agent of its requests.
+    r"""Labels in the User-Agent of the requests for a repository, for the access logs of buckets.
 
-    This library keeps them and sends no such header.
+    They are sent to S3, Google Cloud Storage, Azure and web servers, unless the caller opened the
+    storage. Requests for virtual chunks have none.
 
     Attributes:
         client: the software that makes the requests, `name` or `name/version`.
@@ -150,7 +153,8 @@ class Attribution(Record):
         principal: the person or service that they are made for.
 
     Raises:
-        ValueError: `client` is not such a name.
+        ValueError: `client` is not such a name, or another text is longer than 128 characters,
+            not printable ASCII, or has one of `( ) \ ; = "`.
     """
 
     client: str | None = field(default=None, kw_only=True)
@@ -166,6 +170,13 @@ class Attribution(Record):
                 f"Attribution(client={self.client!r:.140}): use a name, or name/version, of at "
                 "most 128 letters, digits and characters that HTTP allows in tokens."
             )
+        for name in ("workload", "principal"):
+            value: str | None = getattr(self, name)
+            if value is not None and not _LABEL.fullmatch(value):
+                raise ValueError(
+                    f"Attribution({name}={value!r:.140}): use at most 128 printable ASCII "
+                    'characters, none of them one of ( ) \\ ; = and ".'
+                )
 
     @override
     def __repr__(self) -> str:

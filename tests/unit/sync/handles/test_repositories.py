@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
+from icechunk_async import __version__
 from icechunk_async.errors import StorageClosedError
-from icechunk_async.sync import Repository, Storage
+from icechunk_async.sync import Attribution, IcechunkError, Repository, Storage, http_storage
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async_memory import MemoryStorage
 from tests.helpers import memory_url
+from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -138,3 +143,25 @@ async def _cancel_after(handle: RepositoryHandle, steps: int) -> None:
         await asyncio.sleep(0)
     opening.cancel()
     await asyncio.wait([opening])
+
+
+@pytest.mark.parametrize("given", [None, {"user-agent": "mine"}])
+async def test_attribution_is_sent_also_after_pickling(given: dict[str, str] | None) -> None:
+    """In the header by which access logs tell clients apart, unless the caller set that."""
+    agents: list[str] = []
+
+    async def nothing(request: web.Request) -> web.Response:
+        agents.append(request.headers["User-Agent"])
+        return web.Response(status=404)
+
+    labels = Attribution(client="app/1.0", workload="nightly run", principal="joe")
+    async with serving(nothing) as url:
+        source = Source(http_storage(url, headers=given), attribution=labels)
+        for each in (source, pickle.loads(pickle.dumps(source))):
+            handle = RepositoryHandle(each)
+            with suppress(IcechunkError):
+                await asyncio.to_thread(handle.now)
+            handle.close()
+            sent = f"app/1.0 icechunk-async/{__version__} (workload=nightly run; principal=joe)"
+            assert set(agents) == {"mine" if given else sent}
+            agents.clear()
