@@ -64,6 +64,7 @@ class Options:
     read_timeout_seconds: float = READ_TIMEOUT_SECONDS
     read_only: bool = False
     user_agent: str | None = None
+    allow_http: bool = False
 
     def __post_init__(self) -> None:
         """Validate the options; messages name the option and never show a token."""
@@ -74,19 +75,36 @@ class Options:
             )
         if self.endpoint_url is not None:
             _check_endpoint(self.endpoint_url)
+            self.check_encrypted(self.endpoint_url)
         for name in ("connect_timeout_seconds", "read_timeout_seconds"):
             value: object = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
                 raise InvalidInputError(
                     f"{name}={value!r} is no number of seconds. Use one that is greater than 0."
                 )
-        if not isinstance(self.read_only, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInputError(f"read_only={self.read_only!r} is neither True nor False.")
+        for name in ("read_only", "allow_http"):
+            flag: object = getattr(self, name)
+            if not isinstance(flag, bool):
+                raise InvalidInputError(f"{name}={flag!r} is neither True nor False.")
         agent: object = self.user_agent
         if agent is not None and not _is_header(agent):
             raise InvalidInputError(
                 f"user_agent={agent!r:.200} is not possible: use printable ASCII of 1 to "
                 f"{_LONGEST_AGENT} characters."
+            )
+
+    def check_encrypted(self, endpoint: str) -> None:
+        """Refuse a server without encryption unless that was allowed, wherever it is named.
+
+        Raises:
+            InvalidInputError: it is one.
+        """
+        if endpoint.lower().startswith("http://") and self.allow_http is not True:
+            raise InvalidInputError(
+                f"The server {urlsplit(endpoint).netloc!r} of Google Cloud Storage, which "
+                "endpoint_url or STORAGE_EMULATOR_HOST names, is not encrypted. Use https, or pass "
+                "allow_http=True if the network between is trusted.",
+                option="allow_http",
             )
 
 
@@ -200,6 +218,7 @@ def describe(url: str, options: Options) -> StorageDescription:
     names = (
         *("token", "project", "endpoint_url"),
         *("connect_timeout_seconds", "read_timeout_seconds", "read_only", "user_agent"),
+        "allow_http",
     )
     given = {name: getattr(options, name) for name in names}
     return StorageDescription(

@@ -261,6 +261,7 @@ class Service:
             use_listings_cache=False,
         )
         self._host = system._location.rstrip("/")  # noqa: SLF001
+        self._options.check_encrypted(self._host)
         return system
 
 

@@ -50,6 +50,7 @@ async def open_gcs(
     read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
     read_only: bool = False,
     user_agent: str | None = None,
+    allow_http: bool = False,
 ) -> AsyncGenerator[GCSStorage]:
     """Open the objects below ``gs://bucket/prefix``. No request is made to the bucket.
 
@@ -69,6 +70,8 @@ async def open_gcs(
         read_timeout_seconds: how long to wait for the next bytes of a reply.
         read_only: promise no writes.
         user_agent: the header ``User-Agent`` of each request, which access logs of buckets keep.
+        allow_http: accept a server that is not encrypted, such as an emulator, also one that
+            ``STORAGE_EMULATOR_HOST`` names.
 
     Raises:
         InvalidURLError: the URL names no bucket.
@@ -84,6 +87,7 @@ async def open_gcs(
         read_timeout_seconds,
         read_only,
         user_agent,
+        allow_http,
     )
     location = parse_location(url)
     description = describe(url, options)

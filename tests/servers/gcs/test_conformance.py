@@ -45,7 +45,7 @@ class TestBucket(_OnServer):
         """Open a separate bucket."""
         self._server = server
         async with open_storage(
-            f"gs://{bucket}", endpoint_url=server.url, token=ANONYMOUS
+            f"gs://{bucket}", endpoint_url=server.url, allow_http=True, token=ANONYMOUS
         ) as storage:
             yield storage
 
@@ -65,7 +65,7 @@ class TestPrefix(_OnServer):
     async def storage(self, server: RunningServer, bucket: str) -> AsyncIterator[Storage]:
         """Open a prefix between other objects."""
         self._server = server
-        options = {"endpoint_url": server.url, "token": ANONYMOUS}
+        options = {"endpoint_url": server.url, "allow_http": True, "token": ANONYMOUS}
         async with open_storage(f"gs://{bucket}", **options) as root:
             for key in ("a", "some/pre fix%2F", "some/pre fix%2F0/a", "some/pre fix%2F.b", "z"):
                 await root.put(key, b"not ours")

@@ -41,7 +41,7 @@ async def script() -> AsyncIterator[Scripted]:
 async def storage(script: Scripted) -> AsyncIterator[Storage]:
     """Open its bucket."""
     async with open_storage(
-        "gs://bucket/repo", endpoint_url=script.url, token=ANONYMOUS
+        "gs://bucket/repo", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
     ) as storage:
         yield storage
 

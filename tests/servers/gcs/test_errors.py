@@ -91,7 +91,7 @@ async def _all_fail(storage: Storage, kind: type[StorageError]) -> list[StorageE
 async def test_a_missing_bucket_is_named(script: Scripted) -> None:
     """Every operation names it. A deletion in it does not succeed."""
     async with open_storage(
-        "gs://not-there/repo", endpoint_url=script.url, token=ANONYMOUS
+        "gs://not-there/repo", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
     ) as storage:
         for error in await _all_fail(storage, BucketNotFoundError):
             assert error.context["bucket"] == "not-there"
@@ -103,7 +103,9 @@ async def test_a_host_that_refuses_connections_is_unreachable() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        async with open_storage("gs://bucket", endpoint_url=url, token=ANONYMOUS) as storage:
+        async with open_storage(
+            "gs://bucket", endpoint_url=url, allow_http=True, token=ANONYMOUS
+        ) as storage:
             operations = _operations(storage)
             operations.pop("large")  # starts with a different request, see the next line
             for name, operation in operations.items():
@@ -117,7 +119,10 @@ async def test_a_host_that_refuses_connections_is_unreachable() -> None:
 async def test_a_name_without_an_address_is_named() -> None:
     """The host is in the message."""
     async with open_storage(
-        "gs://bucket", endpoint_url="http://nonexistent.invalid:1234", token=ANONYMOUS
+        "gs://bucket",
+        endpoint_url="http://nonexistent.invalid:1234",
+        allow_http=True,
+        token=ANONYMOUS,
     ) as storage:
         for error in await _all_fail(storage, NameResolutionError):
             assert "nonexistent.invalid" in error.message
@@ -126,7 +131,9 @@ async def test_a_name_without_an_address_is_named() -> None:
 async def test_a_host_that_speaks_no_tls_is_no_secure_host(script: Scripted) -> None:
     """It is not asked in the clear instead."""
     url = script.url.replace("http:", "https:")
-    async with open_storage("gs://bucket", endpoint_url=url, token=ANONYMOUS) as storage:
+    async with open_storage(
+        "gs://bucket", endpoint_url=url, allow_http=True, token=ANONYMOUS
+    ) as storage:
         await _all_fail(storage, TLSError)
     assert script.seen == []
 
@@ -160,7 +167,9 @@ async def test_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     try:
         url = f"https://127.0.0.1:{runner.addresses[0][1]}"
-        async with open_storage("gs://bucket", endpoint_url=url, token=ANONYMOUS) as storage:
+        async with open_storage(
+            "gs://bucket", endpoint_url=url, allow_http=True, token=ANONYMOUS
+        ) as storage:
             with pytest.raises(TLSError, match="certificate"):
                 await storage.get("key")
     finally:
@@ -179,7 +188,11 @@ async def test_a_service_that_does_not_answer_is_given_up(script: Scripted) -> N
 
     script.steps.append(("GET", never))
     async with open_storage(
-        "gs://bucket", endpoint_url=script.url, token=ANONYMOUS, read_timeout_seconds=0.2
+        "gs://bucket",
+        endpoint_url=script.url,
+        allow_http=True,
+        token=ANONYMOUS,
+        read_timeout_seconds=0.2,
     ) as storage:
         with pytest.raises(UnreachableError, match="in time"):
             await storage.get("key")
@@ -190,7 +203,9 @@ async def test_a_busy_service_is_told_with_its_pause(script: Scripted) -> None:
     """In seconds, or until a time; a quota is told with 403."""
     later = (datetime.now(UTC) + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
     quota = json.dumps({"error": {"errors": [{"reason": "rateLimitExceeded"}], "message": "slow"}})
-    async with open_storage("gs://bucket", endpoint_url=script.url, token=ANONYMOUS) as storage:
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+    ) as storage:
         for status, body, header, seconds in (
             (429, "", "3", 3),
             (503, "", "0.5", 0.5),
@@ -216,14 +231,18 @@ async def test_denied_expired_and_anonymous_differ(script: Scripted) -> None:
         (AccessToken("expired"), ExpiredCredentialsError),
         ("anonymous", PermissionDeniedError),
     ):
-        async with open_storage("gs://bucket", endpoint_url=script.url, token=token) as storage:
+        async with open_storage(
+            "gs://bucket", endpoint_url=script.url, allow_http=True, token=token
+        ) as storage:
             await _all_fail(storage, kind)
 
 
 async def test_a_token_that_ended_is_not_sent(script: Scripted) -> None:
     """The error says when it ended."""
     token = AccessToken(_SECRET, datetime(2020, 1, 1, tzinfo=UTC))
-    async with open_storage("gs://bucket", endpoint_url=script.url, token=token) as storage:
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=token
+    ) as storage:
         with pytest.raises(ExpiredCredentialsError, match="2020"):
             await storage.get("key")
     assert script.seen == []
@@ -242,7 +261,9 @@ async def test_a_function_renews_tokens(script: Scripted) -> None:
         seconds = 10 if asked == 2 else 3600
         return AccessToken(f"token-{asked}", datetime.now(UTC) + timedelta(seconds=seconds))
 
-    async with open_storage("gs://bucket", endpoint_url=script.url, token=renew) as storage:
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=renew
+    ) as storage:
         async with anyio.create_task_group() as group:
             for number in range(20):
                 group.start_soon(storage.put, f"key-{number}", b"body")
@@ -264,7 +285,9 @@ async def test_a_function_that_only_has_bad_tokens_is_asked_twice(script: Script
         asked += 1
         return AccessToken(_SECRET)
 
-    async with open_storage("gs://bucket", endpoint_url=script.url, token=renew) as storage:
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=renew
+    ) as storage:
         with pytest.raises(ExpiredCredentialsError):
             await storage.get("key")
     assert asked == 2
@@ -279,11 +302,15 @@ async def test_a_function_that_fails_is_named() -> None:
     async def wrong() -> AccessToken:
         return "token"  # type: ignore[return-value]
 
-    async with open_gcs("gs://bucket", endpoint_url="http://127.0.0.1:9", token=fail) as storage:
+    async with open_gcs(
+        "gs://bucket", endpoint_url="http://127.0.0.1:9", allow_http=True, token=fail
+    ) as storage:
         with pytest.raises(PermissionDeniedError, match="LookupError") as caught:
             await storage.get("key")
         assert isinstance(caught.value.__cause__, LookupError)
-    async with open_gcs("gs://bucket", endpoint_url="http://127.0.0.1:9", token=wrong) as storage:
+    async with open_gcs(
+        "gs://bucket", endpoint_url="http://127.0.0.1:9", allow_http=True, token=wrong
+    ) as storage:
         with pytest.raises(InvalidInputError, match="AccessToken"):
             await storage.get("key")
 
@@ -296,7 +323,9 @@ async def test_no_secret_is_shown(
     script.server._tokens = {_SECRET: "denied"}
     shown: list[str] = []
     token = AccessToken(_SECRET)
-    async with open_storage("gs://bucket", endpoint_url=script.url, token=token) as storage:
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=token
+    ) as storage:
         shown += [repr(storage), repr(storage.description), repr(token), str(token)]
         errors: list[BaseException] = list(await _all_fail(storage, PermissionDeniedError))
         script.lose_request("POST")
@@ -315,7 +344,7 @@ async def test_no_secret_is_shown(
 async def test_names_that_the_service_refuses_are_refused(script: Scripted) -> None:
     """Before anything is sent: line ends, and what is too long with its prefix."""
     async with open_storage(
-        "gs://bucket/repo", endpoint_url=script.url, token=ANONYMOUS
+        "gs://bucket/repo", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
     ) as storage:
         for key in ("a\nb", "a\rb", "x" * 1020):
             with pytest.raises(InvalidObjectKeyError):
@@ -326,7 +355,7 @@ async def test_names_that_the_service_refuses_are_refused(script: Scripted) -> N
 async def test_a_reader_does_not_write(script: Scripted) -> None:
     """Nothing is sent, and there is a reason."""
     async with open_storage(
-        "gs://bucket", endpoint_url=script.url, token=ANONYMOUS, read_only=True
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS, read_only=True
     ) as storage:
         assert not storage.capabilities.writable
         for operation in (
@@ -341,7 +370,9 @@ async def test_a_reader_does_not_write(script: Scripted) -> None:
 
 async def test_an_answer_without_a_generation_is_no_answer(script: Scripted) -> None:
     """Emulators without generations are not taken for the service."""
-    async with open_storage("gs://bucket", endpoint_url=script.url, token=ANONYMOUS) as storage:
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+    ) as storage:
         script.answer("GET", 200, body="body")
         with pytest.raises(StorageError, match="generation"):
             await storage.get("key")
@@ -353,7 +384,7 @@ async def test_an_answer_without_a_generation_is_no_answer(script: Scripted) -> 
 async def test_the_project_that_pays_is_told_with_every_request(script: Scripted) -> None:
     """Within batches, too."""
     async with open_storage(
-        "gs://bucket", endpoint_url=script.url, token=ANONYMOUS, project="payer"
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS, project="payer"
     ) as storage:
         await storage.put("key", b"body")
         await storage.put("large", bytes(9 << 20))

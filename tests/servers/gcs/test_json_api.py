@@ -51,6 +51,7 @@ async def gcsfs(server: RunningServer) -> AsyncIterator[Any]:
     system = GCSFileSystem(
         token="anon",  # noqa: S106 - not a secret
         endpoint_url=server.url,
+        allow_http=True,
         asynchronous=True,
         skip_instance_cache=True,
         use_listings_cache=False,

@@ -10,7 +10,12 @@ import anyio
 import pytest
 from aiohttp import web
 
-from icechunk_async.errors import IcechunkError, InvalidInputError, InvalidURLError
+from icechunk_async.errors import (
+    IcechunkError,
+    InvalidInputError,
+    InvalidURLError,
+    UnreachableError,
+)
 from icechunk_async.storage import open_storage
 from tests.servers.gcs.running import ANONYMOUS
 from tests.unit.backends.loopback import serving
@@ -88,7 +93,12 @@ async def test_every_request_names_the_client() -> None:
         return web.Response(status=404)
 
     async with serving(nothing) as url:
-        place = {"token": ANONYMOUS, "endpoint_url": url, "user_agent": "app/1 (workload=x)"}
+        place: dict[str, Any] = {
+            "token": ANONYMOUS,
+            "endpoint_url": url,
+            "allow_http": True,
+            "user_agent": "app/1 (workload=x)",
+        }
         async with open_storage("gs://bucket", **place) as storage:
             for request in (storage.get("key"), storage.put("key", b"x"), storage.delete(["key"])):
                 with suppress(IcechunkError):
@@ -96,3 +106,24 @@ async def test_every_request_names_the_client() -> None:
             assert storage.description.options["user_agent"] == "app/1 (workload=x)"
     assert len(agents) >= 3
     assert set(agents) == {"app/1 (workload=x)"}
+
+
+async def test_a_plain_server_is_allowed_wherever_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The option and the variable for emulators have one rule."""
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    with pytest.raises(InvalidInputError, match="allow_http=True"):
+        async with open_storage("gs://bucket", endpoint_url="http://127.0.0.1:9", token=ANONYMOUS):
+            pass
+    for named in ("127.0.0.1:9", "http://127.0.0.1:9"):
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", named)
+        with pytest.raises(InvalidInputError, match="allow_http=True") as caught:
+            async with open_storage("gs://bucket", token=ANONYMOUS) as storage:
+                await storage.get("key")
+        assert caught.value.context["option"] == "allow_http"
+        options: dict[str, Any] = {"token": ANONYMOUS, "allow_http": True}
+        async with open_storage("gs://bucket", **options) as storage:
+            assert storage.description.options["allow_http"] is True
+            with pytest.raises(UnreachableError):  # nobody listens there, but it was asked
+                await storage.get("key")

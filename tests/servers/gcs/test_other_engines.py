@@ -52,7 +52,9 @@ def store(server: RunningServer, bucket: str) -> GCSStore:
 @pytest.fixture
 async def storage(server: RunningServer, bucket: str) -> AsyncIterator[Storage]:
     """Open the bucket with the backend."""
-    async with open_storage(f"gs://{bucket}", endpoint_url=server.url, token=ANONYMOUS) as storage:
+    async with open_storage(
+        f"gs://{bucket}", endpoint_url=server.url, allow_http=True, token=ANONYMOUS
+    ) as storage:
         yield storage
 
 
@@ -115,7 +117,7 @@ async def test_the_official_engine_takes_turns_with_us(
     import icechunk
 
     url = f"gs://{bucket}/repository"
-    options = {"endpoint_url": server.url, "token": ANONYMOUS}
+    options = {"endpoint_url": server.url, "allow_http": True, "token": ANONYMOUS}
 
     def theirs(value: int, *, create: bool) -> list[int]:
         storage = _official(server, bucket)
@@ -172,7 +174,7 @@ async def test_commits_of_both_at_once_all_land(
     import icechunk
 
     url = f"gs://{bucket}/repository"
-    options = {"endpoint_url": server.url, "token": ANONYMOUS}
+    options = {"endpoint_url": server.url, "allow_http": True, "token": ANONYMOUS}
     async with Repository.create(url, spec_version=spec, storage_options=options) as repository:
         session = await repository.writable_session("main")
         await write(session, "a/zarr.json", array_document((12,), (1,)))

@@ -35,7 +35,7 @@ class GCSServer:
     def location(self, endpoint: str) -> Location:
         """Make a bucket, and answer a place in it."""
         bucket = self._running.make_bucket(f"test-{uuid4()}")
-        options = {"endpoint_url": endpoint, "token": ANONYMOUS}
+        options = {"endpoint_url": endpoint, "allow_http": True, "token": ANONYMOUS}
         return Location(f"gs://{bucket}{self._prefix}", options)
 
     async def restart(self) -> None:

@@ -45,7 +45,9 @@ MD5 = md5(BODY, usedforsecurity=False).hexdigest()
 async def script() -> AsyncIterator[Scripted]:
     """Run the server within the test, with one object."""
     async with scripted() as script:
-        async with open_storage("gs://bucket", endpoint_url=script.url, token=ANONYMOUS) as storage:
+        async with open_storage(
+            "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+        ) as storage:
             await storage.put("dir/f.nc", BODY)
         yield script
 
@@ -53,7 +55,7 @@ async def script() -> AsyncIterator[Scripted]:
 async def session_with(script: Scripted, credential: Credential) -> AsyncIterator[Session]:
     """Return a session that reads the bucket; the reader says where the server is."""
     container = VirtualChunkContainer(PREFIX, GcsStore())
-    access = {**await credential.storage_options(), "endpoint_url": script.url}
+    access = {**await credential.storage_options(), "endpoint_url": script.url, "allow_http": True}
     async with Repository.create(
         memory_url(),
         config=RepositoryConfig(virtual_chunk_containers=(container,)),
@@ -105,7 +107,9 @@ async def test_keys_of_service_accounts_reach_the_driver(script: Scripted, tmp_p
 async def test_the_etag_is_that_of_other_programs(script: Scripted) -> None:
     """The MD5, as the XML API tells it; a generation, as ours; nothing else."""
     async for session in session_with(script, GcsAnonymous()):
-        async with open_storage("gs://bucket", endpoint_url=script.url, token=ANONYMOUS) as storage:
+        async with open_storage(
+            "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+        ) as storage:
             generation = (await storage.get("dir/f.nc")).version.token
         for at, etag in enumerate((MD5, f'"{MD5}"', generation)):
             session.store.set_virtual_ref(

@@ -105,7 +105,11 @@ def _check_header(option: str, name: str, value: str) -> None:
         )
 
 
-_GCS: Final = {"base_url": "endpoint_url", "google_base_url": "endpoint_url"}
+_GCS: Final = {
+    "base_url": "endpoint_url",
+    "google_base_url": "endpoint_url",
+    "allow_http": "allow_http",
+}
 _AZURE: Final = {
     "endpoint": "endpoint_url",
     "azure_endpoint": "endpoint_url",
