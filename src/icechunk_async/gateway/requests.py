@@ -192,7 +192,7 @@ def parse_target(raw: bytes) -> Target:
     if ref is None:
         raise BadRequest(
             404,
-            f"{segments[0][:100]!r} names no ref. Write '@branch.NAME', '@tag.NAME', or '@' and "
+            f"{segments[0][:100]!r} names no ref. Write {_kinds_of(segments[0][1:])}, or '@' and "
             "the 20 letters of a snapshot's id.",
         )
     below = segments[1:]
@@ -202,6 +202,12 @@ def parse_target(raw: bytes) -> Target:
             return Target(ref, "/".join(_checked(below)) + "/")
         return Target(ref, "")
     return Target(ref, "/".join(_checked(below)), has_slash=bool(below))
+
+
+def _kinds_of(name: str) -> str:
+    """Return the forms of a branch and a tag, of a name that was given without its kind."""
+    shown = name[:100] if name and "." not in name else "NAME"
+    return f"'@branch.{shown}', '@tag.{shown}'"
 
 
 @lru_cache(maxsize=256)

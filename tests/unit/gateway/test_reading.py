@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async import Repository
+from icechunk_async import Packing, Repository
 from icechunk_async.gateway import app
 from tests.helpers import group_document, make_array, memory_url, objects, write
 from tests.unit.gateway.client import ask
@@ -37,6 +37,27 @@ async def test_every_ref_serves_documents_and_chunks(served: Served, ref: str) -
     assert answer.headers["icechunk-snapshot"] == str(expected)
     second = await ask(gateway, f"/@{ref}/g/small/c/1")
     assert second.status == (200 if ref == "branch.main" else 404)
+
+
+async def test_chunks_that_share_an_object_are_told_apart() -> None:
+    """Whole and in part, with separate ETags, and nothing of a neighbour; nobody is redirected."""
+    values = [bytes([number]) * 1024 for number in range(3)]
+    async with Repository.create(memory_url(), packing=Packing()) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "zarr.json", group_document())
+        await make_array(session, "a", (3072,), (1024,))
+        for number, value in enumerate(values):
+            await write(session, f"a/c/{number}", value)
+        await session.commit("packed")
+        reader = await repository.readonly_session("main")
+        found = [await reader.workspace.find_chunk("/a", (it,)) for it in range(3)]
+        assert len({it.ref.chunk_id for it in found}) == 1  # type: ignore[union-attr]
+        gateway = app(repository)
+        replies = [await ask(gateway, f"/@branch.main/a/c/{number}") for number in range(3)]
+        assert [(it.status, it.body) for it in replies] == [(200, value) for value in values]
+        assert len({it.headers["etag"] for it in replies}) == 3
+        part = await ask(gateway, "/@branch.main/a/c/0", range="bytes=1000-2000")
+        assert (part.status, part.body) == (206, values[0][1000:])
 
 
 async def test_a_group_has_the_documents_below_it(served: Served) -> None:
@@ -211,3 +232,18 @@ async def test_a_source_that_may_not_be_read_is_told_without_its_place(served: S
         answer = await ask(app(other), "/@branch.main/v/c/0")
     assert answer.status == 502
     assert "elsewhere" not in answer.sentence
+
+
+async def test_a_ref_without_its_kind_is_told_how_to_write_it(served: Served) -> None:
+    """With the name that was given, unless that has a dot, which may be a misspelt kind."""
+    gateway = app(served.repository)
+    for given, shown in [
+        ("@main", "Write '@branch.main', '@tag.main', or"),
+        ("@brnch.main", "Write '@branch.NAME', '@tag.NAME', or"),
+        ("@", "Write '@branch.NAME', '@tag.NAME', or"),
+        ("@%3Cscript%3E", "Write '@branch.<script>', '@tag.<script>', or"),
+    ]:
+        answer = await ask(gateway, f"/{given}/zarr.json")
+        assert answer.status == 404
+        assert shown in answer.sentence
+        assert answer.headers["content-type"].startswith("text/plain")
