@@ -5,7 +5,10 @@ Imports nothing before the timing starts.
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import sys
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,16 @@ def import_after_zarr(module: str, unasked: Sequence[str]) -> dict[str, float]:
         assert import_module(module).Repository
     came = set(unasked) & (set(sys.modules) - before)
     return {**meter.figures(), "imported unasked": float(len(came))}
+
+
+def start_command(arguments: Sequence[str]) -> dict[str, float]:
+    """Run the command in a process; its CPU, whatever else the machine does."""
+    line = [sys.executable, "-m", "icechunk_async.cli", *arguments]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": seconds, "cpu seconds": cpu}
 
 
 def first_open(module: str, directory: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ In a process that has imported zarr, as every program that reads arrays has.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.contest import FLOOR
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.contest import Contest
 
 UNASKED = ("aiobotocore", "aiohttp", "dask", "gcsfs", "matplotlib", "obstore", "pyspark", "xarray")
+BRANCHES = ("branch", "list")
 MODULES = {"ours": "icechunk_async.sync", "official": "icechunk"}
 
 
@@ -40,6 +42,26 @@ def test_import(contest: Contest) -> None:
         environment={"PYTHONDONTWRITEBYTECODE": ""},
     )
     assert set(found["ours"]["imported unasked"]) == {0}
+
+
+def _command(arguments: list[str]) -> dict[str, tuple[str, dict[str, object]]]:
+    return {"ours": ("benchmarks.importing:start_command", {"arguments": arguments})}
+
+
+def test_start_of_the_command(contest: Contest, tmp_path: Path) -> None:
+    """CPU of a process from its start to its end; the official engine has no command."""
+    place = str(tmp_path / "repository")
+    create("official", place)
+    rows = {"--version": ["--version"], "log": ["log", place], "branch list": [*BRANCHES, place]}
+    for name, arguments in rows.items():
+        contest.children(
+            f"command: {name}",
+            partial(_command, arguments),
+            metrics={"seconds": {}, "cpu seconds": {}},
+            limits={"cpu seconds": 0.25} if name == "--version" else {},
+            rounds=7,
+            environment={"PYTHONDONTWRITEBYTECODE": ""},
+        )
 
 
 def test_first_open(contest: Contest, tmp_path: Path) -> None:
