@@ -16,6 +16,7 @@ _MODULES: Final = {
     "commands.versions.proposals": (
         *("propose", "review", "accept", "reject", "protect", "unprotect"),
     ),
+    "commands.versions.changes": ("changes",),
     "commands.versions.watch": ("watch", "blame", "diff-values"),
     "commands.data.serve": ("serve", "publish-static"),
     "commands.versions.sessions": ("sessions", "end-session"),

@@ -79,6 +79,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("cherry-pick",): ["{tip}", "--onto", BAD],
     ("fast-forward",): [BAD, "--to", "{tip}"],
     ("squash",): ["main", "--since", "main~2"],
+    ("changes",): ["{first}", "{tip}"],
     ("watch",): ["--since", "main~2", "--count", "2"],
     ("blame",): [BAD],
     ("sessions",): [],
