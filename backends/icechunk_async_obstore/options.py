@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -87,6 +88,12 @@ def condition(service: Service, version: Version) -> UpdateVersion:
 _SCHEME: Final = "obstore+"
 _NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(0)}
 """The client would repeat writes whose reply was lost, and then report a refusal."""
+_ENDPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Variables of the environment from which the client takes an endpoint."""
 _EVERYWHERE: Final = frozenset(
     {"endpoint_url", "allow_http", "anonymous", "timeout_seconds", "connect_timeout_seconds"}
 )
@@ -155,6 +162,8 @@ class Options:
             )
         if self.endpoint_url is not None:
             self._check_endpoint(self.endpoint_url)
+        else:
+            self._check_encrypted(*filter(None, map(os.environ.get, _ENDPOINTS[service])))
         for name in ("timeout_seconds", "connect_timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise InvalidInputError(
@@ -170,12 +179,17 @@ class Options:
                 "user name. Give one such as 'https://storage.example.org'.",
                 option="endpoint_url",
             )
-        if parts.scheme == "http" and not self.allow_http:
-            raise InvalidInputError(
-                f"The endpoint {parts.hostname!r} is asked for over plain HTTP, which anyone "
-                "between can read and change. Use https://, or give 'allow_http=True'.",
-                option="allow_http",
-            )
+        self._check_encrypted(url)
+
+    def _check_encrypted(self, *urls: str) -> None:
+        """Refuse an endpoint without encryption unless that was allowed, wherever it is named."""
+        for url in urls:
+            if url.lower().startswith("http://") and not self.allow_http:
+                raise InvalidInputError(
+                    f"The endpoint {urlsplit(url).hostname!r} is asked for over plain HTTP, which "
+                    "anyone between can read and change. Use https://, or give 'allow_http=True'.",
+                    option="allow_http",
+                )
 
 
 def read_url(url: str) -> Place:

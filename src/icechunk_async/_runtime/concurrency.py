@@ -56,9 +56,11 @@ async def _task_group() -> AsyncGenerator[TaskGroup]:
     except BaseExceptionGroup as failures:
         leaves = list(_leaves(failures))
         first = next((leaf for leaf in leaves if not isinstance(leaf, Exception)), leaves[0])
-        if len(leaves) > 1:
-            others = ", ".join(repr(leaf) for leaf in leaves if leaf is not first)
-            first.add_note(f"{len(leaves) - 1} more concurrent failures: {others[:1000]}")
+        # Several tasks may have waited for the same thing, and raise one error.
+        others = [repr(leaf) for leaf in leaves if leaf is not first]
+        if others:
+            shown = ", ".join(others)[:1000]
+            first.add_note(f"{len(others)} more concurrent failures: {shown}")
         # Keep the cause that the failing code gave, and drop the group from the chain.
         raise first from first.__cause__
 

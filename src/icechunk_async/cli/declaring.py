@@ -502,7 +502,9 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
         if debug:
             traceback.print_exc()
         else:
-            text = " ".join([str(error), *getattr(error, "__notes__", ())])
+            # The first failure of several says enough; --debug shows all.
+            notes = [it for it in getattr(error, "__notes__", ()) if "more concurrent" not in it]
+            text = " ".join([str(error), *notes])
             sentence = f" ({error.kind}): {one_line(in_command_words(text))}"
             complaint = Text.assemble(("Error", "bold red"), sentence)
             make_console(stderr=True).print(complaint, soft_wrap=True)

@@ -120,6 +120,19 @@ async def test_further_failures_are_noted() -> None:
     assert "number 2" in caught.value.__notes__[0]
 
 
+async def test_one_failure_of_several_tasks_is_one() -> None:
+    """They may have waited for the same thing; nothing is noted then."""
+    failure = ValueError("the same")
+
+    async def fail(_item: int) -> None:
+        await asyncio.sleep(0)
+        raise failure
+
+    with pytest.raises(ValueError, match="the same") as caught:
+        await bounded_map(fail, range(3), limit=3)
+    assert not hasattr(caught.value, "__notes__")
+
+
 async def test_gather_answers_in_order_and_cancels_the_rest_on_failure() -> None:
     """Different things at once."""
 

@@ -91,6 +91,28 @@ async def test_wrong_options_are_named(url: str, options: dict[str, Any], word: 
     assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "variable"),
+    [
+        ("obstore+s3://bucket", "AWS_ENDPOINT"),
+        ("obstore+s3://bucket", "AWS_ENDPOINT_URL"),
+        ("obstore+az://bucket", "AZURE_STORAGE_ENDPOINT"),
+    ],
+)
+async def test_a_plain_endpoint_of_the_environment_has_to_be_allowed(
+    url: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that an option names; an option that names another goes first."""
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    options = SECRETS[url.partition("+")[2].partition(":")[0]]
+    with pytest.raises(InvalidInputError, match="allow_http"):
+        async with open_storage(url, **options):
+            pass
+    for allowed in ({"allow_http": True}, {"endpoint_url": "https://127.0.0.1:9"}):
+        async with open_storage(url, **options | allowed) as storage:
+            assert storage.description.url == url
+
+
 @pytest.mark.parametrize("url", ["obstore+s3://", "obstore+gs:///x", "obstore+az://me:hidden@b/x"])
 async def test_urls_without_a_bucket_are_refused(url: str) -> None:
     """Or with a password, which is not repeated."""

@@ -64,6 +64,15 @@ def test_a_damaged_repository_names_the_commands_for_it(repository: Path, comman
         assert named in outcome.stderr
 
 
+def test_one_failure_of_several_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failures of other tasks at the same time would be reprs of Python."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    outcome = run("log", "s3://bucket/r", "-o", "anonymous=true", "-o", "region=us-east-1")
+    assert outcome.exit_code == 1
+    assert outcome.stderr.endswith("if the network between is trusted.\n")
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     """With the same exit code."""
     outcome = run("log", tmp_path / "none", "--debug")
