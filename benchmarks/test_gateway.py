@@ -127,6 +127,7 @@ def test_served(contest: Contest, s3: S3Server) -> None:
                 f"S3 50 ms away: processor time of the gateway for 256 KB, {AT_ONCE} at a time",
                 cpu_of,
                 metric="cpu seconds",
+                targets={_DIRECT: 0.65},  # a slow minute of the machine is not a fault
                 note="without that of its client, which is another machine's",
             )
         finally:
