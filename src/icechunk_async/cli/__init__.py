@@ -9,11 +9,19 @@ new one, add a line to `register`, and the name to `listed`.
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Final
 
 from icechunk_async._version import __version__
 
 __all__ = ["main", "version_line"]
+
+
+_WITHOUT_MATRICES: Final = frozenset(
+    {"log", "show", "diff", "branch", "tag", "status", "config", "ops", "sessions", "transactions"}
+)
+"""Commands that only read small files of metadata, and run no programs that would inherit it."""
 
 
 def version_line() -> str:
@@ -26,6 +34,10 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
         sys.stdout.write(f"{version_line()}\n")
         return
+    if _WITHOUT_MATRICES.intersection(sys.argv[1:2]):
+        # As NumPy is imported its library for matrices starts a thread for each processor, which
+        # takes as much CPU as all the rest of NumPy. Nobody needs them here.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from icechunk_async.cli.app import app  # noqa: PLC0415  # takes a moment
 

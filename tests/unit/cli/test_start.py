@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Sample
 
 SCRIPT = """
+import os
 import sys
 from icechunk_async.cli import main
 sys.argv = ["icechunk-async", *{arguments!r}]
@@ -24,12 +25,12 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-print(*sys.modules, file=sys.stderr)
+print(*sys.modules, os.environ.get("OPENBLAS_NUM_THREADS"), file=sys.stderr)
 """
 
 
 def modules(*arguments: str) -> set[str]:
-    """Return the modules that a process has imported when a command is done."""
+    """Return the modules of a process when a command is done, and its threads for matrices."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
         capture_output=True,
@@ -63,12 +64,18 @@ def test_the_version_needs_nearly_nothing() -> None:
 def test_history_needs_no_library_of_arrays(sample: Sample, arguments: tuple[str, ...]) -> None:
     """Nor YAML, which format version 1 alone has, nor the modules of other commands."""
     found = modules(*(it.format(sample.path) for it in arguments))
+    assert "1" in found
     unasked = {"zarr", "numcodecs", "xarray", "yaml", "h5py", "aiohttp", "fsspec", "rich.progress"}
     assert not found & unasked
     commands = {it for it in found if it.startswith("icechunk_async.cli.commands.")}
     rooms = {"data", "operate", "versions"}
     own = {"history"} if arguments[0] not in {"branch", "tag"} else {"refs"}
     assert {it.split(".")[-1] for it in commands} - rooms == own
+
+
+def test_programs_of_the_user_keep_their_threads() -> None:
+    """Commands that may start some leave the environment alone; what the user says counts."""
+    assert "None" in modules("propose", "--help")
 
 
 def test_listed_commands_are_those_that_modules_register() -> None:
