@@ -27,6 +27,14 @@ PAGES = sorted(
     if blocks(page)
 )
 RUNNER = Path(__file__).with_name("run_page.py")
+COMMANDS = [
+    page
+    for page in PAGES
+    if any(
+        language == "sh" and re.search(r"^icechunk-async ", text, re.MULTILINE)
+        for _, language, text in blocks(page)
+    )
+]
 
 
 # A page shows what an installation as it comes does. Here its jobs are small: two partitions after
@@ -168,3 +176,12 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.stem)
+def test_a_page_with_commands_names_the_extra_that_brings_the_command(page: Path) -> None:
+    """A plain installation does without what the command stands on."""
+    before, *_ = re.split(
+        r"^ *icechunk-async ", page.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert re.search(r"icechunk-async\[(\w+,)*cli(,\w+)*\]", before)

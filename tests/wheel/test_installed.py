@@ -66,10 +66,16 @@ def test_a_repository_works_without_extras(where: str, tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == 2.5
 
 
-def test_the_command_is_installed() -> None:
-    """And answers without an extra."""
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["log", "somewhere"]])
+def test_the_command_says_in_one_sentence_which_extra_it_needs(arguments: list[str]) -> None:
+    """Whatever it is asked: a service that never runs it is not burdened with its packages."""
+    assert importlib.util.find_spec("typer") is importlib.util.find_spec("rich") is None
     program = Path(sys.executable).with_name("icechunk-async")
     done = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, encoding="utf-8", check=True
+        [program, *arguments], capture_output=True, text=True, encoding="utf-8", check=False
     )
-    assert done.stdout.strip().endswith(importlib.metadata.version("icechunk-async"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "The command icechunk-async needs typer and rich, not installed here. "
+        "Install what it needs with: pip install 'icechunk-async[cli]'\n"
+    )

@@ -5,6 +5,8 @@ function that prints the document for people. They are in `commands`. `declaring
 them and adds the options that all share, `console` prints, `targets` finds what a REF names, and
 `app` puts all together. To add a command, write both functions in the module of its kind, or in a
 new one, add a line to `register`, and the name to `listed`.
+
+Typer and Rich come with the extra `cli`: a service that never runs the command does without them.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ def version_line() -> str:
     return f"icechunk-async {__version__}"
 
 
+_NEEDS: Final = ("typer", "rich")
+
+
 def main() -> None:
     """Run the command with the arguments of this process."""
     if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
@@ -42,6 +47,9 @@ def main() -> None:
         from icechunk_async.cli.app import app  # noqa: PLC0415  # takes a moment
 
         app()
+    except ModuleNotFoundError:
+        _check_installed()
+        raise
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except SystemExit as end:
@@ -49,3 +57,16 @@ def main() -> None:
         if isinstance(end.__context__, BrokenPipeError):
             end.code = 0
         raise
+
+
+def _check_installed() -> None:
+    """Exit with one sentence if the extra `cli` is not installed: an import has failed."""
+    from importlib.util import find_spec  # noqa: PLC0415  # only in need
+
+    missing = [name for name in _NEEDS if find_spec(name) is None]
+    if missing:
+        sys.stderr.write(
+            f"The command icechunk-async needs {' and '.join(missing)}, not installed here. "
+            "Install what it needs with: pip install 'icechunk-async[cli]'\n"
+        )
+        raise SystemExit(1)
