@@ -1,4 +1,4 @@
-"""What a package index shows and hands out: metadata, and a source distribution that works."""
+"""The metadata that a package index shows, and a source distribution that works."""
 
 from __future__ import annotations
 

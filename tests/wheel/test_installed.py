@@ -68,7 +68,7 @@ def test_a_repository_works_without_extras(where: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["log", "somewhere"]])
 def test_the_command_says_in_one_sentence_which_extra_it_needs(arguments: list[str]) -> None:
-    """Whatever it is asked: a service that never runs it is not burdened with its packages."""
+    """With any arguments; a service that never runs it is not burdened with its packages."""
     assert importlib.util.find_spec("typer") is importlib.util.find_spec("rich") is None
     program = Path(sys.executable).with_name("icechunk-async")
     done = subprocess.run(
