@@ -19,6 +19,8 @@ from icechunk_async._version import __version__
 
 __all__ = ["main", "version_line"]
 
+_NEEDS: Final = ("typer", "rich")
+
 
 _WITHOUT_MATRICES: Final = frozenset(
     {"log", "show", "diff", "branch", "tag", "status", "config", "ops", "sessions", "transactions"}
@@ -29,9 +31,6 @@ _WITHOUT_MATRICES: Final = frozenset(
 def version_line() -> str:
     """Return the line that ``--version`` prints."""
     return f"icechunk-async {__version__}"
-
-
-_NEEDS: Final = ("typer", "rich")
 
 
 def main() -> None:
