@@ -93,8 +93,8 @@ def test_a_check_that_fails_is_exit_code_1(sided: Path) -> None:
     assert "too cold" in refused.stderr
     write(sided, "main", c2=2)
     moved = run("accept", sided, line["id"], "--refuse-moved")
-    assert "when_moved='retry'" in moved.stderr
-    assert "pass it as checks=" in run("accept", sided, line["id"]).stderr
+    assert "accept it without --refuse-moved" in moved.stderr
+    assert "give --check NAME=COMMAND" in run("accept", sided, line["id"]).stderr
     assert chunks(sided) == {2: 2}
     closed = run("reject", sided, line["id"], "--reason", "no")
     assert "Closed. no" in closed.stdout
