@@ -237,6 +237,10 @@ class AncestryGraph:
         """Draw for a notebook."""
         return self.svg()
 
+    def _repr_html_(self) -> str:
+        """Draw for a notebook as a part of its page: an image would not have the page's ink."""
+        return f'<div class="icechunk-async" style="overflow-x:auto">{self.svg()}</div>'
+
     def svg(self) -> str:
         """Draw as an SVG document."""
         columns = max((row.width for row in self.rows), default=1)

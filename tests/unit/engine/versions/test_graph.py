@@ -73,6 +73,14 @@ async def test_the_newest_are_drawn_and_the_rest_is_mentioned(filled: Repository
             await filled.ancestry_graph(limit=limit)
 
 
+async def test_a_notebook_shows_the_drawing_in_its_own_ink(filled: Repository) -> None:
+    """As a part of the page: the ink of an image is black, also on black paper."""
+    graph = await filled.ancestry_graph()
+    shown = graph._repr_html_()
+    assert graph.svg() in shown
+    assert 'fill="currentColor"' in shown
+
+
 async def test_text_has_colours_on_terminals_alone(
     filled: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
