@@ -96,6 +96,7 @@ def test_cards_are_readable_in_a_notebook(url: str, browser: Any, device: str, s
     page, _ = opened(browser, device)  # nbconvert's pages ask for scripts of other sites
     page.goto(f"{url}/{scheme}.html", wait_until="domcontentloaded")
     assert page.locator(".icechunk-async").count() >= len(CELLS)  # a card may hold others
+    assert page.locator(".icechunk-async svg text").count() > 0  # the graph, not an image of it
     inks = page.locator(".icechunk-async td, .icechunk-async .row, .icechunk-async text")
     found = {
         sum(map(int, it[it.index("(") + 1 : -1].split(",")[:3])) for it in inks.evaluate_all(_INK)
