@@ -50,8 +50,10 @@ def test_every_member_has_the_same_arguments(name: str) -> None:
         if isinstance(wanted, property):
             assert isinstance(inspect.getattr_static(ours, member), property), member
         elif callable(getattr(theirs, member)) and not member.startswith("__"):
-            same = [it for it in _arguments(found) if it[0] not in _ADDED.get(member, ())]
-            assert same == _arguments(getattr(theirs, member)), member
+            added = _ADDED.get(member, ())
+            both = (_arguments(found), _arguments(getattr(theirs, member)))
+            same, official = ([it for it in them if it[0] not in added] for them in both)
+            assert same == official, member
             assert inspect.iscoroutinefunction(found) == inspect.iscoroutinefunction(
                 getattr(theirs, member)
             ), member
@@ -77,9 +79,10 @@ _ADDED = {
     ),
     **dict.fromkeys(("diff", "diff_async"), ("from_ref", "to_ref")),
     **dict.fromkeys(_READING, ("ref",)),
+    **dict.fromkeys(("ancestry_graph", "ancestry_graph_async"), ("ref", "limit", "plain")),
     "transaction": (*_COMMITTING, "deduplicate"),
 }
-"""Arguments that the official methods do not have."""
+"""Arguments that the official methods do not have, or whose default is another."""
 
 
 def _arguments(function: object) -> list[tuple[str, object, object]]:
