@@ -68,9 +68,9 @@ def test_one_failure_of_several_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     """The failures of other tasks at the same time would be reprs of Python."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    outcome = run("log", "s3://bucket/r", "-o", "anonymous=true", "-o", "region=us-east-1")
+    outcome = run("log", "obstore+s3://bucket/r", "-o", "region=us-east-1")
     assert outcome.exit_code == 1
-    assert outcome.stderr.endswith("if the network between is trusted.\n")
+    assert outcome.stderr.endswith("or give --option allow_http=true.\n")
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

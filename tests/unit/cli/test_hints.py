@@ -143,7 +143,10 @@ def test_python_becomes_options(text: str, said: str) -> None:
     ("arguments", "hint"),
     [
         (("log", "{none}"), "create one with 'icechunk-async init'"),
-        (("log", "s3://b/r", "-o", "endpoint_url=http://h"), "give --option allow_http=true"),
+        (
+            ("log", "obstore+s3://b/r", "-o", "endpoint_url=http://h"),
+            "give --option allow_http=true",
+        ),
         (("log", "{sample}", "-o", "durability=often"), "--option durability=often is"),
         (("end-session", "{sample}", "0" * 20), "'icechunk-async sessions' lists"),
         (("review", "{sample}", "0" * 20), "'icechunk-async review --all' lists"),
