@@ -96,6 +96,12 @@ _OURS = [
 ]
 
 
+# Up to 1.42 at least, OpenTelemetry lists directories for an entry point when it is imported. On a
+# loop that is a blocking call; importlib suppresses its error and finds nothing, and the import
+# ends in StopIteration.
+_importable("opentelemetry.context")
+
+
 @pytest.fixture(autouse=True)
 def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which our code blocks an event loop, unless it says that it means to."""

@@ -116,6 +116,11 @@ def showing_progress() -> Generator[ProgressCallback]:
     Yields:
         The callback to report progress to.
     """
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        # Not bars that are disabled: those of older versions of Rich end with an empty line.
+        yield lambda _: None
+        return
     from rich.progress import (  # noqa: PLC0415  # slow to import
         BarColumn,
         MofNCompleteColumn,
@@ -124,15 +129,8 @@ def showing_progress() -> Generator[ProgressCallback]:
     )
     from rich.progress import Progress as Bars  # noqa: PLC0415  # slow to import
 
-    console = make_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bars(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
+    with Bars(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(progress: Progress) -> None:
