@@ -209,7 +209,7 @@ class AncestryGraph:
 
     @property
     def letters(self) -> int:
-        """The number of letters of each id: so many that they tell those that are drawn apart."""
+        """The number of letters of each id: enough to tell the drawn ids apart."""
         ids = {str(row.info.id) for row in self.rows}
         longest = max(map(len, ids), default=_LETTERS)
         alike = (it for it in range(_LETTERS, longest) if len({i[:it] for i in ids}) == len(ids))
