@@ -17,13 +17,12 @@ from icechunk_async.errors import InvalidInputError, InvalidURLError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Login", "Place", "check_agent", "check_number", "is_async", "login_of", "place_of"]
+__all__ = ["Login", "Place", "check_number", "is_async", "login_of", "place_of"]
 
 type Kind = Literal["key", "sas", "sas-callback", "token", "default", "anonymous"]
 
 _CONTAINER: Final = re.compile(r"\$root|\$web|[a-z0-9](?:-?[a-z0-9]){2,62}")
 _PROOFS: Final = ("connection_string", "account_key", "sas_token", "credential", "anonymous")
-_LONGEST_AGENT: Final = 1024
 _HOST: Final = "blob.core.windows.net"
 _EMULATOR_ACCOUNT: Final = "devstoreaccount1"
 # The well-known key of every emulator, which is no secret.
@@ -93,23 +92,6 @@ def check_number(name: str, value: object, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
         raise InvalidInputError(
             f"{name}={value!r} is no number of at least {least}. Use one.", option=name
-        )
-
-
-def check_agent(value: object) -> None:
-    """Validate the text of a header, or None.
-
-    Raises:
-        InvalidInputError: no header could carry it.
-    """
-    if value is None:
-        return
-    is_text = isinstance(value, str) and value.isascii() and value.isprintable()
-    if not is_text or not 0 < len(str(value).strip()) <= len(str(value)) <= _LONGEST_AGENT:
-        raise InvalidInputError(
-            f"user_agent={value!r:.200} is not possible: use printable ASCII of 1 to "
-            f"{_LONGEST_AGENT} characters.",
-            option="user_agent",
         )
 
 

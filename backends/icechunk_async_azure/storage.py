@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from icechunk_async.storage import Capabilities, StorageDescription
+from icechunk_async.storage import Capabilities, StorageDescription, check_user_agent
 from icechunk_async_azure.clients import Clients, Tuning
 from icechunk_async_azure.copying import copy, copy_from
-from icechunk_async_azure.options import check_agent, check_number, login_of, place_of
+from icechunk_async_azure.options import check_number, login_of, place_of
 from icechunk_async_azure.reading import list_entries, read, read_if_changed
 from icechunk_async_azure.requests import Requests
 from icechunk_async_azure.writing import delete, owned, write
@@ -110,7 +110,7 @@ async def open_azure(
     given = {name: value for name, value in options.items() if value is not None}
     check_number("timeout_seconds", timeout_seconds, 0.001)
     check_number("connect_timeout_seconds", connect_timeout_seconds, 0.001)
-    check_agent(user_agent)
+    check_user_agent(user_agent)
     place, login = place_of(url), login_of(given)
     tuning = Tuning(timeout_seconds, connect_timeout_seconds, user_agent)
     clients = Clients(login, place, tuning)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from icechunk_async.errors import InvalidInputError, InvalidObjectKeyError, InvalidURLError
-from icechunk_async.storage import MAX_KEY_BYTES, StorageDescription, check_key
+from icechunk_async.storage import MAX_KEY_BYTES, StorageDescription, check_key, check_user_agent
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,7 +22,6 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 CONNECT_TIMEOUT_SECONDS: Final = 10.0
 READ_TIMEOUT_SECONDS: Final = 60.0
-_LONGEST_AGENT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +85,7 @@ class Options:
             flag: object = getattr(self, name)
             if not isinstance(flag, bool):
                 raise InvalidInputError(f"{name}={flag!r} is neither True nor False.")
-        agent: object = self.user_agent
-        if agent is not None and not _is_header(agent):
-            raise InvalidInputError(
-                f"user_agent={agent!r:.200} is not possible: use printable ASCII of 1 to "
-                f"{_LONGEST_AGENT} characters."
-            )
+        check_user_agent(self.user_agent)
 
     def check_encrypted(self, endpoint: str) -> None:
         """Refuse a server without encryption unless that was allowed, wherever it is named.
@@ -106,15 +100,6 @@ class Options:
                 "allow_http=True if the network between is trusted.",
                 option="allow_http",
             )
-
-
-def _is_header(value: object) -> bool:
-    return (
-        isinstance(value, str)
-        and 0 < len(value.strip()) <= len(value) <= _LONGEST_AGENT
-        and value.isascii()
-        and value.isprintable()
-    )
 
 
 def _is_text(value: object) -> bool:

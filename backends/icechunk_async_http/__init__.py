@@ -9,7 +9,7 @@ import aiohttp
 from yarl import URL
 
 from icechunk_async.errors import InvalidInputError, InvalidURLError
-from icechunk_async.storage import StorageDescription
+from icechunk_async.storage import StorageDescription, check_user_agent
 from icechunk_async_http.storage import HTTPStorage
 from icechunk_async_http.transport import Sessions, Transport, check_headers
 
@@ -112,12 +112,7 @@ async def open_http(
 def _named(name: str | None) -> dict[str, str]:
     if name is None:
         return {}
-    if not name.strip() or not name.isascii():
-        raise InvalidInputError(
-            f"user_agent={name!r:.200} is not possible: use printable ASCII, or leave it out.",
-            option="user_agent",
-        )
-    check_headers({"User-Agent": name})
+    check_user_agent(name)
     return {"user_agent": name}
 
 

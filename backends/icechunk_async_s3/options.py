@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
 from icechunk_async.errors import InvalidInputError, InvalidObjectKeyError, InvalidURLError
-from icechunk_async.storage import MAX_KEY_BYTES, check_key
+from icechunk_async.storage import MAX_KEY_BYTES, check_key, check_user_agent
 from icechunk_async_s3.signing import CHECKSUMS
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ _TAKEN: Final = frozenset(
         "user-agent",  # a separate option, because it is not signed
     }
 )
-_LONGEST_AGENT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,11 +238,8 @@ def _text(name: str, value: object) -> None:
         raise _bad(name, value, "use text without spaces")
 
 
-def _agent(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_AGENT:
-        raise _bad(name, value, f"use text of 1 to {_LONGEST_AGENT} characters")
-    if not value.isascii() or not value.isprintable():
-        raise _bad(name, value, "use printable ASCII")
+def _agent(_: str, value: object) -> None:
+    check_user_agent(value)
 
 
 def _secret(name: str, value: object) -> None:

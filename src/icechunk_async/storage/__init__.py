@@ -9,6 +9,7 @@ from icechunk_async.storage.authoring import (
     BlockingObjects,
     ThreadedStorage,
     check_expected,
+    check_user_agent,
     listed,
 )
 from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
@@ -70,6 +71,7 @@ __all__ = [
     "Version",
     "check_expected",
     "check_key",
+    "check_user_agent",
     "installed_schemes",
     "listed",
     "normalize_url",

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 import anyio.to_thread
 
-from icechunk_async.errors import PreconditionFailedError, StorageClosedError, UnsafeStorageError
+from icechunk_async.errors import (
+    InvalidInputError,
+    PreconditionFailedError,
+    StorageClosedError,
+    UnsafeStorageError,
+)
 from icechunk_async.storage.protocol import (
     Absent,
     Capabilities,
@@ -31,7 +36,9 @@ if TYPE_CHECKING:
         Version,
     )
 
-__all__ = ["BlockingObjects", "ThreadedStorage", "check_expected", "listed"]
+__all__ = ["BlockingObjects", "ThreadedStorage", "check_expected", "check_user_agent", "listed"]
+
+_LONGEST_AGENT: Final = 1024
 
 
 def check_expected(key: str, expected: Expected, found: Version | Absent) -> None:
@@ -87,6 +94,23 @@ def listed(
 
 _PAGE_OBJECTS: Final = 1000
 """Objects of a listing that are drawn with one hop."""
+
+
+def check_user_agent(value: object) -> None:
+    """Validate an option ``user_agent``: the text of a header, or None.
+
+    Raises:
+        InvalidInputError: no header could carry it.
+    """
+    if value is None:
+        return
+    is_text = isinstance(value, str) and value.isascii() and value.isprintable()
+    if not is_text or not 0 < len(str(value).strip()) <= len(str(value)) <= _LONGEST_AGENT:
+        raise InvalidInputError(
+            f"user_agent={value!r:.200} is not possible: use printable ASCII of 1 to "
+            f"{_LONGEST_AGENT} characters.",
+            option="user_agent",
+        )
 
 
 class BlockingObjects(Protocol):
