@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.history.graph import AncestryGraph
-    from icechunk_async.engine.history.summary import RepositorySummary
+    from icechunk_async.engine.history.summary import OperationsLog, RepositorySummary
     from icechunk_async.engine.leases.register import LeasedSession
     from icechunk_async.engine.open import Engine, Location
     from icechunk_async.engine.upkeep.check import ReferenceReport
@@ -1173,11 +1173,36 @@ class Repository:
     async def ops_log(self) -> AsyncIterator[Update]:
         """Iterate over the operations log: what was done to the repository, newest first.
 
+        `operations` returns the newest at once, and shows them as a table.
+
         Raises:
             UnsupportedBySpecError: format version 1 keeps no such log.
         """
         async for update in state_for(self._engine.history, "operations_log").operations():
             yield update
+
+    async def operations(self, *, limit: int | None = 200) -> OperationsLog[Update]:
+        """Return the newest entries of the operations log, newest first, as a sequence.
+
+        Print it, or show it in a notebook.
+
+        Args:
+            limit: the number of entries to read, 1 or more; None for all.
+
+        Raises:
+            InvalidInputError: ``limit`` is below 1.
+            UnsupportedBySpecError: format version 1 keeps no such log.
+
+        Cost: one request for each ``num_updates_per_repo_info_file`` entries, 1,000 unless it was
+        set; memory: the entries.
+        """
+        from icechunk_async.engine.history.summary import read_operations  # noqa: PLC0415 -- loaded when it is used
+
+        if limit is not None and limit < 1:
+            raise InvalidInputError(
+                f"The operations log is read from 1 entry on, not {limit}. None reads all of it."
+            )
+        return await read_operations(self.ops_log(), limit)
 
     # Changes and watching
 

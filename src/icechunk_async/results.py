@@ -9,7 +9,7 @@ from icechunk_async.engine.commit.once import RecordedTransaction
 from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.history.diff import Diff
 from icechunk_async.engine.history.graph import AncestryGraph
-from icechunk_async.engine.history.summary import ArraySummary, RepositorySummary
+from icechunk_async.engine.history.summary import ArraySummary, OperationsLog, RepositorySummary
 from icechunk_async.engine.leases.register import LeasedSession, SessionState
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.format.ids import ManifestId, NodeId, SessionId
@@ -67,6 +67,7 @@ __all__ = [
     "NewCommit",
     "NodeId",
     "Opening",
+    "OperationsLog",
     "Progress",
     "ProgressCallback",
     "RecordedTransaction",

@@ -38,6 +38,7 @@ changes
     "await repository.summary()",
     "await repository.lookup_snapshot(first)",
     "await anext(repository.ops_log())",
+    "await repository.operations()",
     "await repository.ancestry_graph()",
     """
 from icechunk_async import sync
@@ -45,6 +46,7 @@ blocking = sync.Repository.open("memory://notebook")
 blocking
 """,
     "blocking.readonly_session('main')",
+    "blocking.operations()",
 ]
 
 

@@ -146,8 +146,9 @@ def first_line(message: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things, with an s unless it is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return a number of things, in the plural unless it is one."""
+    many = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"
 
 
 def byte_size(size_bytes: int) -> str:

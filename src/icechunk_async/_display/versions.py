@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from icechunk_async._display.cards import Card, Table, count, date, first_line
@@ -15,6 +16,7 @@ __all__ = [
     "diff_card",
     "diff_summary",
     "operation_card",
+    "operations_card",
     "operations_table",
     "refs_table",
     "session_card",
@@ -24,6 +26,7 @@ __all__ = [
 _MOST: Final = 20
 """Rows of a table of changes."""
 _MOST_REFS: Final = 10
+_MOST_OPERATIONS: Final = 50
 _FIELDS: Final = {"new_snapshot_id": "to", "previous_snapshot_id": "from"}
 """Words for fields of operations."""
 
@@ -177,6 +180,20 @@ def operations_table(operations: Iterable[Operation], title: str) -> Table:
     return Table(title, ("When", "What", "Details"), rows)
 
 
+def operations_card(operations: Sequence[Operation], *, complete: bool) -> Card:
+    """Return a card of the newest operations on a repository.
+
+    Args:
+        operations: newest first; the first of them are shown.
+        complete: whether there are no older ones.
+    """
+    shown = operations_table(operations[:_MOST_OPERATIONS], "Newest first")
+    note = "" if complete else "older ones are left out; operations(limit=None) reads all"
+    title = f"Operations log: {'' if complete else 'the newest '}{count(len(operations), 'entry')}"
+    tables = [replace(shown, total=len(operations))] if operations else []
+    return Card(title, tables=tables, note=note)
+
+
 def operation_card(operation: Operation) -> Card:
     """Return a card of one entry of the operations log."""
     what, details = words_of(operation.detail)
@@ -190,7 +207,16 @@ def words_of(detail: Any) -> tuple[str, str]:
     words = "".join(f" {it.lower()}" if it.isupper() else it for it in name).strip()
     values = [(field, getattr(detail, field)) for field in detail.__dataclass_fields__]
     details = (
-        f"{_FIELDS.get(field, field.replace('_', ' '))} {printable(str(value))}"
+        f"{_FIELDS.get(field, field.replace('_', ' '))} {printable(_in_words(value))}"
         for field, value in values
     )
     return words.capitalize(), ", ".join(details)
+
+
+def _in_words(value: Any) -> str:
+    """Return the value of an operation's field; a status as its words and its reason."""
+    availability = getattr(value, "availability", None)
+    if availability is None:
+        return str(value)
+    why = f": {first_line(value.reason)}" if value.reason else ""
+    return f"{availability.name.replace('_', ' ').lower()}{why}"

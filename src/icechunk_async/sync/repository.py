@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
+    from icechunk_async.engine.history.summary import OperationsLog
     from icechunk_async.engine.open import Location
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
     from icechunk_async.engine.upkeep.integrity.repair import RepairPlan
@@ -655,7 +656,10 @@ class Repository(Displayed):
     summary_async = asked(AsyncRepository.summary)
 
     def ops_log(self) -> Iterator[Update]:
-        """Iterate over the operations on the repository, newest first; needs format version 2."""
+        """Iterate over the operations on the repository, newest first; needs format version 2.
+
+        `operations` returns the newest at once, and shows them as a table.
+        """
         return self.ops_log_async().begun()
 
     def ops_log_async(self) -> AsyncCloseableIterator[Update]:
@@ -663,6 +667,15 @@ class Repository(Displayed):
         from icechunk_async.sync.ops import Update  # noqa: PLC0415 -- rarely needed
 
         return AsyncCloseableIterator(self.handle.each(lambda it: it.ops_log(), Update.from_native))
+
+    @twin_of(AsyncRepository.operations)
+    async def operations_async(self, *, limit: int | None = 200) -> OperationsLog[Update]:
+        from icechunk_async.engine.history.summary import OperationsLog  # noqa: PLC0415 -- rarely needed
+        from icechunk_async.sync.ops import Update  # noqa: PLC0415 -- rarely needed
+
+        found = await self.handle.ask(lambda it: it.operations(limit=limit))
+        entries = tuple(map(Update.from_native, found))
+        return OperationsLog(entries, found.drawn, found.complete)
 
     @twin_of(AsyncRepository.lookup_snapshot)
     async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
@@ -713,6 +726,7 @@ class Repository(Displayed):
 
     ancestry_graph = blocking(ancestry_graph_async)
     summary = blocking(summary_async)
+    operations = blocking(operations_async)
 
     def _known_diff(
         self,

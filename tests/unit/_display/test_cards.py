@@ -13,8 +13,10 @@ import pytest
 
 from icechunk_async import Repository, sync
 from icechunk_async._display.cards import Card, Table, byte_size
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.config import RepositoryConfig
+from icechunk_async.errors import InvalidInputError, UnsupportedBySpecError
 from icechunk_async.format.repo_info import SnapshotInfo
+from icechunk_async.results import RepoAvailability, RepoStatus
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import array_document, group_document, make_array, memory_url, write
@@ -242,6 +244,78 @@ async def test_names_of_others_do_no_harm_in_cards(repository: Repository) -> No
         assert "<script>" in seen  # as letters
 
 
+@pytest.mark.parametrize("spec", [2], indirect=True)
+async def test_the_operations_log_shows_itself_as_a_table(filled: Repository) -> None:
+    """Newest first, a row for each entry, with dates and words; it is a sequence."""
+    await filled.create_tag(f"v{BAD.replace('/', '')}", await filled.lookup_branch("main"))
+    await filled.set_status(RepoStatus(RepoAvailability.READ_ONLY, None, f"audit {BAD}"))
+    log = await filled.operations()
+    assert list(log) == [it async for it in filled.ops_log()]
+    assert log.complete
+    assert log[-1] == log[len(log) - 1]
+    assert not log[:2].complete
+    assert log[1:].complete
+    for shown in (repr(log), checked(log._repr_html_())):
+        assert f"Operations log: {len(log)} entries" in shown
+        assert re.search(rf"{DATE} +Tag created +name vx", shown)
+        assert re.search(rf"{DATE} +Repo status changed +status read only: audit x", shown)
+        assert re.search(rf"{DATE} +New commit +branch main, to \w+", shown)
+        assert shown.index("Tag created") < shown.index("New commit") < shown.index("initialized")
+        assert not MICROSECONDS.search(shown)
+        assert "older ones" not in shown
+    assert all(line.isprintable() for line in repr(log).split("\n"))
+    assert "\x1b" not in log._repr_html_()
+    assert repr(log[:0]).startswith("<Operations log: the newest 0 entries>")
+
+
+@pytest.mark.parametrize("spec", [2], indirect=True)
+async def test_a_long_operations_log_is_cut_and_says_so(filled: Repository) -> None:
+    """The card counts what was read and is not shown, and tells that there is more to read."""
+    tip = await filled.lookup_branch("main")
+    for number in range(60):
+        await filled.create_tag(f"v{number:02}", tip)
+    log = await filled.operations(limit=55)
+    assert (len(log), log.complete) == (55, False)
+    for shown in (repr(log), checked(log._repr_html_())):
+        assert "the newest 55 entries" in shown
+        assert "and 5 more" in shown
+        assert "operations(limit=None) reads all" in shown
+        assert shown.count("Tag created") == 50
+    assert repr(log[50:]).count("Tag created") == 5
+    whole = await filled.operations(limit=None)
+    assert whole.complete
+    assert "and more" not in repr(whole)
+    assert f"{len(whole)} entries" in repr(whole)
+    with pytest.raises(InvalidInputError, match="from 1 entry on, not 0"):
+        await filled.operations(limit=0)
+
+
+@pytest.mark.parametrize("spec", [1], indirect=True)
+async def test_format_1_says_that_it_keeps_no_operations_log(filled: Repository) -> None:
+    """An error, not an empty table."""
+    with pytest.raises(UnsupportedBySpecError, match="version 2"):
+        await filled.operations()
+
+
+@pytest.mark.parametrize("spec", [2], indirect=True)
+async def test_the_operations_log_costs_one_request_for_each_file_of_it(
+    storage: LatencyStorage, spec: int
+) -> None:
+    """The newest entries are in the repo info object; older ones are read only if asked for."""
+    config = RepositoryConfig(num_updates_per_repo_info_file=5)
+    async with Repository.create(storage, spec_version=spec, config=config) as repository:
+        await fill(repository)
+        tip = await repository.lookup_branch("main")
+        for number in range(8):
+            await repository.create_tag(f"more{number}", tip)
+        storage.forget()
+        assert not (await repository.operations(limit=4)).complete
+        assert [key.partition("/")[0] for _, key in storage.log] == ["repo"]
+        storage.forget()
+        assert (await repository.operations(limit=None)).complete
+        assert {key.partition("/")[0] for _, key in storage.log} == {"repo", "overwritten"}
+
+
 async def test_long_lists_are_cut_and_say_so(filled: Repository) -> None:
     """Twenty rows of changes, ten of refs."""
     tip = await filled.lookup_branch("main")
@@ -271,6 +345,11 @@ def test_the_facade_shows_the_same_cards() -> None:
         assert "has_uncommitted_changes: False" in re.sub(" +", " ", card)
         assert "Uncommitted: nothing changed" in re.sub(" +", " ", card)
         assert repository.summary().branches.keys() == {"main"}
+        log = repository.operations(limit=1)
+        assert list(log) == [next(repository.ops_log())]
+        assert log[0].updated_at.tzinfo is not None
+        for shown in (repr(log), checked(log._repr_html_())):
+            assert re.search(rf"{DATE} +Repo initialized", shown)
         info = next(repository.ancestry(branch="main"))
         assert "Repository initialized" in checked(info._repr_html_())
 

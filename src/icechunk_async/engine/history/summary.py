@@ -1,15 +1,21 @@
-"""Summaries of a repository for people: its place, refs, last commits, arrays and sizes."""
+"""Summaries for people: a repository's place, refs, commits, arrays and sizes; its log."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload, override
 
 from icechunk_async._display.cards import Card, Table, byte_size, count, date, first_line
-from icechunk_async._display.versions import commits_table, operations_table, refs_table
+from icechunk_async._display.versions import (
+    commits_table,
+    operations_card,
+    operations_table,
+    refs_table,
+)
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.errors import FormatError
 from icechunk_async.format.elements import element_bytes
@@ -25,7 +31,14 @@ if TYPE_CHECKING:
     from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
     from icechunk_async.format.snapshot import Node
 
-__all__ = ["ArraySummary", "RepositorySummary", "card_from_memory", "summarize"]
+__all__ = [
+    "ArraySummary",
+    "OperationsLog",
+    "RepositorySummary",
+    "card_from_memory",
+    "read_operations",
+    "summarize",
+]
 
 _COMMITS: Final = 10
 _SHOWN_ARRAYS: Final = 20
@@ -133,6 +146,55 @@ class RepositorySummary:
         return ", ".join(parts)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class OperationsLog[T](Sequence[T]):
+    """The newest entries of a repository's operations log; `Repository.operations` reads it.
+
+    A sequence, newest first. It shows itself: as lines when printed, as a card in a notebook, with
+    its first 50 entries. A slice of it is one again: ``log[50:]`` shows the next.
+    """
+
+    entries: tuple[T, ...]
+    drawn: tuple[Update, ...] = field(compare=False)
+    """The entries as `icechunk_async.results` has them: what is shown."""
+    complete: bool
+    """Whether the log has no older entries."""
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> OperationsLog[T]: ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> T | OperationsLog[T]:
+        """Return an entry, or the log of some."""
+        if not isinstance(index, slice):
+            return self.entries[index]
+        last = range(len(self.entries))[index][-1:] == range(len(self.entries))[-1:]
+        return OperationsLog(self.entries[index], self.drawn[index], self.complete and last)
+
+    @override
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        """Show lines."""
+        return operations_card(self.drawn, complete=self.complete).text()
+
+    def _repr_html_(self) -> str:
+        """Show a card in a notebook."""
+        return operations_card(self.drawn, complete=self.complete).html()
+
+
+async def read_operations(log: AsyncIterator[Update], limit: int | None) -> OperationsLog[Update]:
+    """Read the newest entries of a log, and one more to see whether there is any."""
+    found = await _first(log, None if limit is None else limit + 1)
+    entries = tuple(found[:limit])
+    return OperationsLog(entries, entries, len(found) == len(entries))
+
+
 async def summarize(
     history: History,
     assets: Assets,
@@ -182,7 +244,7 @@ async def summarize(
     )
 
 
-async def _first[T](found: AsyncIterator[T], most: int) -> list[T]:
+async def _first[T](found: AsyncIterator[T], most: int | None) -> list[T]:
     """Return the first items of an iterator, and close it."""
     items: list[T] = []
     async for item in found:
