@@ -88,6 +88,34 @@ def test_spark_reads_a_dataset_by_its_name(
     assert frame.count() == 40
 
 
+def test_spark_reads_what_one_url_names(
+    spark: SparkSession, repository: Repository, url: str
+) -> None:
+    """A tag or a branch and a group, in `load` and in SQL; `group` begins at that of the URL."""
+    old = commit(repository, **{"surface/rain": np.array([1, 2, 3])})
+    repository.create_tag("v1", snapshot_id=old)
+    commit(repository, **{"surface/snow": np.array([4, 5, 6])})
+    repository.create_branch("fix/rain", snapshot_id=old)
+
+    def found(place: str, **options: str) -> list[dict[str, int]]:
+        rows = spark.read.format("icechunk").options(**options).load(f"{url}{place}").collect()
+        return sorted((it.asDict() for it in rows), key=lambda it: it["dim_0"])
+
+    old_rows = [{"dim_0": at, "rain": at + 1} for at in range(3)]
+    new_rows = [{**it, "snow": it["rain"] + 3} for it in old_rows]
+    assert found("|icechunk:@branch.main/surface") == new_rows
+    assert found("/|icechunk:surface") == new_rows
+    assert found("/|icechunk:@tag.v1/surface") == old_rows
+    assert found("/|icechunk:@tag.v1", group="surface") == old_rows
+    assert found("/|icechunk:@branch.fix%2Frain/surface") == old_rows
+    assert found(f"/|icechunk:@{old}/surface") == old_rows
+    place = f"{url}/|icechunk:@tag.v1/surface"
+    spark.sql(f"CREATE TEMPORARY VIEW held USING icechunk OPTIONS (path '{place}')")
+    assert spark.sql("SELECT sum(rain) FROM held").collect()[0][0] == 6
+    with pytest.raises(Exception, match=r"no tag 'v2'\. The repository has: v1"):
+        found("/|icechunk:@tag.v2/surface")
+
+
 def test_spark_selects_columns_by_a_schema(
     spark: SparkSession, repository: Repository, url: str
 ) -> None:
