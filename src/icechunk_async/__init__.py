@@ -10,7 +10,7 @@ from icechunk_async._version import __version__
 if TYPE_CHECKING:
     from icechunk_async.by_url import open_url
     from icechunk_async.engine.commit.once import Transaction
-    from icechunk_async.engine.files.packs import Packing
+    from icechunk_async.engine.files.packing import Packing
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.repository import Repository
@@ -37,7 +37,7 @@ _HOMES: Final = {
     "ForkSession": "icechunk_async.session",
     "IcechunkStore": "icechunk_async.zarr.store",
     "IcechunkURL": "icechunk_async.urls",
-    "Packing": "icechunk_async.engine.files.packs",
+    "Packing": "icechunk_async.engine.files.packing",
     "Repository": "icechunk_async.repository",
     "RepositoryConfig": "icechunk_async.format.config",
     "Session": "icechunk_async.session",

@@ -15,8 +15,6 @@ import anyio.to_thread
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import Held, gather
-from icechunk_async.engine.commit.once import record_of
-from icechunk_async.engine.commit.publisher import RESERVED
 from icechunk_async.engine.history import (
     Expiration,
     FeatureFlag,
@@ -34,15 +32,6 @@ from icechunk_async.engine.history.settings import (
     protections_in,
     stored_item,
 )
-from icechunk_async.engine.leases.keeper import Lease, keep_alive, lost
-from icechunk_async.engine.leases.record import LeaseRecord, default_owner, lease_duration_us
-from icechunk_async.engine.leases.register import (
-    as_session_id,
-    end_session,
-    leased_sessions,
-    open_lease,
-)
-from icechunk_async.engine.leases.spiller import spilled_changes
 from icechunk_async.engine.open import (
     Creation,
     Request,
@@ -50,6 +39,7 @@ from icechunk_async.engine.open import (
     find_at,
     open_engine,
 )
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.upkeep.survey import Limits
 from icechunk_async.errors import (
     ConflictError,
@@ -64,7 +54,6 @@ from icechunk_async.format.operations_log import Availability as RepoAvailabilit
 from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.format.paths import check_path
 from icechunk_async.format.repo_info import SnapshotInfo
-from icechunk_async.session import Session, SessionMode
 
 if TYPE_CHECKING:
     import os
@@ -91,10 +80,11 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure, Hooks
     from icechunk_async.engine.commit.once import RecordedTransaction, Transaction
     from icechunk_async.engine.files.checks import VerifiedReads
-    from icechunk_async.engine.files.packs import Packing
+    from icechunk_async.engine.files.packing import Packing
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.history.graph import AncestryGraph
     from icechunk_async.engine.history.summary import OperationsLog, RepositorySummary
+    from icechunk_async.engine.leases.keeper import Lease
     from icechunk_async.engine.leases.register import LeasedSession
     from icechunk_async.engine.open import Engine, Location
     from icechunk_async.engine.upkeep.check import ReferenceReport
@@ -114,6 +104,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.operations_log import Update
     from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
     from icechunk_async.proposals import AnyCheck, Desk, Proposal
+    from icechunk_async.session import Session
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
@@ -607,7 +598,11 @@ class Repository:
         Cancellation: a lease that nobody holds may be there; it expires.
         """
         self._engine.check_safe()
-        duration_us = None if lease is False else lease_duration_us(lease)
+        duration_us = None
+        if lease is not False:
+            from icechunk_async.engine.leases.record import lease_duration_us  # noqa: PLC0415 -- loaded when it is used
+
+            duration_us = lease_duration_us(lease)
         if duration_us is not None:
             self._engine.history.capabilities.require("leases")
         base = await self._engine.load(branch)
@@ -615,6 +610,9 @@ class Repository:
         check_unprotected(self._engine.history, branch)
         if duration_us is None:
             return self._session(base, branch, SessionMode.WRITABLE, deduplicate=deduplicate)
+        from icechunk_async.engine.leases.keeper import Lease  # noqa: PLC0415 -- on use
+        from icechunk_async.engine.leases.record import LeaseRecord, default_owner  # noqa: PLC0415
+
         record = LeaseRecord.begin(
             SessionId.random(), owner or default_owner(), branch, base.id, duration_us
         )
@@ -627,6 +625,8 @@ class Repository:
 
     def _leased(self, base: Snapshot, branch: str, lease: Lease, *, deduplicate: bool) -> Session:
         """Return a session that holds a lease, and see to its renewal."""
+        from icechunk_async.engine.leases.keeper import keep_alive  # noqa: PLC0415 -- loaded when it is used
+
         mode = SessionMode.WRITABLE
         session = self._session(base, branch, mode, lease, deduplicate=deduplicate)
         assert session.spiller is not None  # it has a lease
@@ -669,19 +669,25 @@ class Repository:
         most, two for what forks published and one for each publication, one for the branch, and
         those for the storage's time and the base.
         """
+        from icechunk_async.engine.leases import keeper, register  # noqa: PLC0415
+        from icechunk_async.engine.leases import record as records  # noqa: PLC0415
+        from icechunk_async.engine.leases.spiller import spilled_changes  # noqa: PLC0415
+
         self._engine.check_safe()
         self._engine.history.capabilities.require("leases")
-        asked, engine = as_session_id(session_id), self._engine
+        asked, engine = register.as_session_id(session_id), self._engine
         holder: bytes | None = None
         while True:
-            record, version = await open_lease(self.storage, engine.assets.backend, asked)
+            record, version = await register.open_lease(self.storage, engine.assets.backend, asked)
             if holder is not None and record.holder != holder:
-                raise lost(record)  # another process was first
+                raise keeper.lost(record)  # another process was first
             holder = record.holder
             base = await engine.assets.snapshot(record.base_id)
             stored = await spilled_changes(self.storage, record, base, self.spec_version)
             check_online(engine.history)
-            lease = await Lease.take_over(self.storage, record, version, owner or default_owner())
+            lease = await keeper.Lease.take_over(
+                self.storage, record, version, owner or records.default_owner()
+            )
             if lease is None:
                 continue  # its holder renewed it meanwhile, and may have spilled more
             await self._check_not_committed(lease)
@@ -691,6 +697,8 @@ class Repository:
 
     async def _check_not_committed(self, lease: Lease) -> None:
         """Refuse a session that was committed by a process that died before it said so."""
+        from icechunk_async.engine.commit.turns import RESERVED  # noqa: PLC0415 -- loaded when it is used
+
         history, record = self._engine.history, lease.record
         tip = await history.branch_tip(record.branch)
         async for info in history.ancestry(tip):
@@ -699,7 +707,7 @@ class Repository:
             try:
                 lease.check_not_committed(info.id, info.metadata.get(RESERVED))
             except LeaseLostError as error:
-                await Lease.mark_committed(self.storage, record, info.id)
+                await type(lease).mark_committed(self.storage, record, info.id)
                 raise error from None
 
     async def sessions(self) -> list[LeasedSession]:
@@ -714,6 +722,8 @@ class Repository:
 
         Cancellation: an empty object that is not part of the repository may stay.
         """
+        from icechunk_async.engine.leases.register import leased_sessions  # noqa: PLC0415 -- loaded when it is used
+
         return await leased_sessions(self.storage, self._engine.assets.backend)
 
     async def end_session(self, session_id: SessionId | str) -> None:
@@ -730,6 +740,8 @@ class Repository:
 
         Cancellation: it may have been ended.
         """
+        from icechunk_async.engine.leases.register import as_session_id, end_session  # noqa: PLC0415
+
         self._engine.history.capabilities.require("leases")
         self._engine.check_safe()
         await end_session(self.storage, as_session_id(session_id))
@@ -752,6 +764,8 @@ class Repository:
         Cost: one request more than `lookup_branch`; in format 1 one for each commit back to the
         nearest record.
         """
+        from icechunk_async.engine.commit.once import record_of  # noqa: PLC0415 -- loaded when it is used
+
         history = self._engine.history
         return (await record_of(history, await history.branch_tip(branch))).newest
 
@@ -874,6 +888,8 @@ class Repository:
         quiet: bool = False,
     ) -> Session:
         """Return a session; ``quiet``: no hook is told of what it publishes."""
+        from icechunk_async.session import Session  # noqa: PLC0415 -- loaded when it is used
+
         engine = self._engine
 
         async def told(published: Snapshot, previous: SnapshotId | None, kind: str) -> None:

@@ -6,12 +6,12 @@ The reports of upkeep are in `icechunk_async.upkeep`.
 from icechunk_async._runtime.progress import Progress, ProgressCallback
 from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure
 from icechunk_async.engine.commit.once import RecordedTransaction
-from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.history.diff import Diff
 from icechunk_async.engine.history.graph import AncestryGraph
 from icechunk_async.engine.history.summary import ArraySummary, OperationsLog, RepositorySummary
 from icechunk_async.engine.leases.register import LeasedSession, SessionState
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.format.ids import ManifestId, NodeId, SessionId
 from icechunk_async.format.operations_log import (
     BranchCreated,

@@ -18,7 +18,7 @@ from icechunk_async.engine.changes.publications import Shared, news_since, noted
 from icechunk_async.engine.changes.wire import ForkState, Lineage, decode_fork, encode_fork
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.forks import Forks, joined, merge_apart
-from icechunk_async.engine.commit.publisher import Publisher, SessionMode
+from icechunk_async.engine.commit.publisher import Publisher
 from icechunk_async.engine.history.diff import diff_of_log
 from icechunk_async.engine.leases.keeper import Lease
 from icechunk_async.engine.leases.member import Member
@@ -27,6 +27,7 @@ from icechunk_async.engine.leases.register import remove_spills
 from icechunk_async.engine.leases.spiller import Spiller
 from icechunk_async.engine.open import Request, open_engine
 from icechunk_async.engine.tree.listing import Batches, ChunkBatch
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.nodes import chunk_type, node_id, virtual_locations
 from icechunk_async.engine.tree.workspace import Closed, Workspace
 from icechunk_async.errors import SessionStateError, StorageError, StorageUnavailableError

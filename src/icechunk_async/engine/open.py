@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, runtime_checkable
 
 from icechunk_async._runtime import clock, telemetry
@@ -17,19 +18,16 @@ from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import Background, gather
 from icechunk_async._runtime.places import Places
 from icechunk_async.credentials._refresh import Credential
-from icechunk_async.engine.commit.flush import ManifestOptions
-from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.commit.turns import Writers
 from icechunk_async.engine.files.assets import Assets
-from icechunk_async.engine.files.packs import Packing, Packs
-from icechunk_async.engine.files.preload import preload
+from icechunk_async.engine.files.packing import Packing
 from icechunk_async.engine.files.recent import RecentFiles
 from icechunk_async.engine.history import MAIN, SAFE_UPDATES, opening, state_for
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.settings import OwnSettings
 from icechunk_async.engine.history.way import HistorySettings, Known
 from icechunk_async.engine.policies import policies_of
-from icechunk_async.engine.tree.workspace import Workspace
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.virtual.chunks import open_virtual
 from icechunk_async.errors import (
     BranchNotFoundError,
@@ -41,7 +39,6 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.manifest.writing import LocationDictionary
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.cache.cached import Cached
 from icechunk_async.storage.policies.limit import Budget
@@ -52,11 +49,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from datetime import datetime, timedelta
 
+    from icechunk_async.engine.commit.flush import ManifestOptions
     from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.engine.files.layout import Layout
+    from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.history import History, RepositoryState
     from icechunk_async.engine.history.capabilities import Feature
     from icechunk_async.engine.history.way import Found, Way
+    from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
@@ -172,7 +172,7 @@ def _neighbours_of(request: Request, storage: Storage) -> Neighbours:
     return _neighbours.at(storage.description.url, request.storage_options)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Engine:
     """An open repository."""
 
@@ -184,7 +184,6 @@ class Engine:
     assets: Assets
     history: History
     virtual: VirtualChunks
-    manifest_options: ManifestOptions
     background: Background
     """Work that sessions start without waiting for it; it ends before the storage closes."""
     neighbours: Neighbours
@@ -198,7 +197,16 @@ class Engine:
 
     def new_packs(self) -> Packs | None:
         """Return where a new session puts small chunks; None if each gets an object."""
-        return Packs(self.packing, self.assets.layout) if self.packing.is_on else None
+        if not self.packing.is_on:
+            return None
+        from icechunk_async.engine.files.packs import Packs  # noqa: PLC0415 -- loaded when it is used
+
+        return Packs(self.packing, self.assets.layout)
+
+    @cached_property
+    def manifest_options(self) -> ManifestOptions:
+        """How manifests are written; all sessions share one dictionary of locations."""
+        return manifest_options(self.config, self.assets.layout.spec_version)
 
     def state_to_change(self, feature: Feature) -> RepositoryState:
         """Return the repository's state in order to change it.
@@ -334,6 +342,10 @@ class Engine:
         self, base: Snapshot, mode: SessionMode, *, deduplicate: bool = False
     ) -> Workspace:
         """Return the hierarchy of a new session, and start preloading its manifests."""
+        # Reading history, and changing refs, needs neither.
+        from icechunk_async.engine.files.preload import preload  # noqa: PLC0415
+        from icechunk_async.engine.tree.workspace import Workspace  # noqa: PLC0415
+
         preloading = self.config.effective_manifest.effective_preload
         max_refs = self.config.effective_caching.effective_num_chunk_refs
         self.background.start(lambda: preload(base, self.assets, preloading, max_refs))
@@ -586,7 +598,6 @@ async def _assemble(
                 request.config.effective_virtual_chunk_containers if request.config else (),
             )
         )
-        options = manifest_options(config, layout.spec_version)
         background = await stack.enter_async_context(Background())
         packing = given.packing or found.settings.packing or Packing.off()
         yield Engine(
@@ -596,7 +607,6 @@ async def _assemble(
             assets,
             history,
             virtual,
-            options,
             background,
             neighbours,
             cache,
@@ -628,6 +638,9 @@ def history_settings(config: RepositoryConfig, known: Known) -> HistorySettings:
 
 def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:
     """Return how manifests are written under a configuration."""
+    from icechunk_async.engine.commit.flush import ManifestOptions  # noqa: PLC0415 -- for sessions
+    from icechunk_async.format.manifest.writing import LocationDictionary  # noqa: PLC0415 -- for sessions
+
     manifest = config.effective_manifest
     compression = manifest.virtual_chunk_location_compression
     dictionary = None

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +30,7 @@ from icechunk_async.engine.history import (
 )
 from icechunk_async.engine.history.collections import DraftOutdatedError
 from icechunk_async.engine.history.refusals import branch_moved
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.workspace import Closed
 from icechunk_async.errors import (
     ChunksCollectedError,
@@ -62,22 +62,13 @@ if TYPE_CHECKING:
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.transaction_log import TransactionLog
 
-__all__ = ["RESERVED", "Publisher", "SessionMode"]
+__all__ = ["Publisher"]
 
 
 _log = logging.getLogger(__name__)
 
 _MANY_CHUNKS: Final = 1 << 14
 _KEPT: Final = "kept_snapshot_id"
-
-
-class SessionMode(Enum):
-    """The kinds of sessions."""
-
-    READONLY = "readonly"
-    WRITABLE = "writable"
-    REARRANGE = "rearrange"
-    """It may move nodes, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

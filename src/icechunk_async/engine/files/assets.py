@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
 from icechunk_async._runtime.weighted_cache import WeightedCache
-from icechunk_async.engine.files.checks import ReadChecks
-from icechunk_async.engine.files.chunks import BlockingChunkFiles, ChunkFiles
-from icechunk_async.engine.files.differences import difference
-from icechunk_async.engine.files.digests import DigestFiles
-from icechunk_async.engine.files.manifests import (
-    BlockingManifestFiles,
-    ManifestFiles,
-    check_id,
-    offload,
-)
 from icechunk_async.engine.files.recent import RecentFiles
-from icechunk_async.engine.files.sums import SumFiles
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,
@@ -31,15 +20,19 @@ from icechunk_async.errors import (
     SnapshotNotFoundError,
 )
 from icechunk_async.format.envelope import FileType, pack
-from icechunk_async.format.transaction_log import in_stored_order
 from icechunk_async.storage import BlockingStorage
 from icechunk_async.storage.extensions import ByteReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.engine.files.checks import ReadChecks
+    from icechunk_async.engine.files.chunks import BlockingChunkFiles, ChunkFiles
+    from icechunk_async.engine.files.digests import DigestFiles
     from icechunk_async.engine.files.layout import Layout
+    from icechunk_async.engine.files.manifests import BlockingManifestFiles, ManifestFiles
     from icechunk_async.engine.files.statistics import StatisticsFiles
+    from icechunk_async.engine.files.sums import SumFiles
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.format.manifest.held import HeldManifest
     from icechunk_async.format.snapshot import Snapshot
@@ -100,34 +93,75 @@ class Assets:
         """Whether checksums of chunks are computed and stored with new manifests."""
         self.keeps_statistics = False
         """Whether sessions make statistics of the chunks that they write."""
-        self.checks = ReadChecks() if verify_reads else None
-        """Compares chunks that are read with their sums; None if that was not asked for."""
-        self.sums = SumFiles(storage, chunk_refs)
-        self.digests = DigestFiles(storage)
-        held: WeightedCache[ManifestId, HeldManifest] = WeightedCache(chunk_refs)
-        self.manifests = ManifestFiles(
-            storage,
-            held,
-            layout,
-            compression_level=compression_level,
-            sums=self.sums,
-            attach_sums=verify_reads,
-        )
-        at_once = None
-        if bypass and isinstance(backend, ByteReads):
-            at_once = backend.read_bytes_at_once
-        self.chunks = ChunkFiles(storage, layout, at_once)
-        self.blocking: BlockingFiles | None = None
-        """The same files without an event loop; None if the backend cannot."""
-        if isinstance(backend, BlockingStorage):
-            self.blocking = BlockingFiles(
-                BlockingManifestFiles(backend, held, layout, self.sums if verify_reads else None),
-                BlockingChunkFiles(backend, layout),
-            )
+        self._verify_reads = verify_reads
+        self._bypass = bypass
+        self._held: WeightedCache[ManifestId, HeldManifest] = WeightedCache(chunk_refs)
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
         self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
         self.recent = recent or RecentFiles()
         self._chunk_refs = chunk_refs
+
+    # What reads and writes arrays is put together, and imported, when it is first used: reading
+    # history and moving refs need none of it.
+
+    @cached_property
+    def checks(self) -> ReadChecks | None:
+        """Compares chunks that are read with their sums; None if that was not asked for."""
+        from icechunk_async.engine.files.checks import ReadChecks  # noqa: PLC0415 -- on use
+
+        return ReadChecks() if self._verify_reads else None
+
+    @cached_property
+    def sums(self) -> SumFiles:
+        """Checksums of chunks."""
+        from icechunk_async.engine.files.sums import SumFiles  # noqa: PLC0415 -- on use
+
+        return SumFiles(self.storage, self._chunk_refs)
+
+    @cached_property
+    def digests(self) -> DigestFiles:
+        """Lists of digests of snapshots."""
+        from icechunk_async.engine.files.digests import DigestFiles  # noqa: PLC0415 -- on use
+
+        return DigestFiles(self.storage)
+
+    @cached_property
+    def manifests(self) -> ManifestFiles:
+        """Manifests."""
+        from icechunk_async.engine.files.manifests import ManifestFiles  # noqa: PLC0415 -- on use
+
+        return ManifestFiles(
+            self.storage,
+            self._held,
+            self.layout,
+            compression_level=self.compression_level,
+            sums=self.sums,
+            attach_sums=self._verify_reads,
+        )
+
+    @cached_property
+    def chunks(self) -> ChunkFiles:
+        """Chunk objects."""
+        from icechunk_async.engine.files.chunks import ChunkFiles  # noqa: PLC0415 -- on use
+
+        at_once = None
+        if self._bypass and isinstance(self.backend, ByteReads):
+            at_once = self.backend.read_bytes_at_once
+        return ChunkFiles(self.storage, self.layout, at_once)
+
+    @cached_property
+    def blocking(self) -> BlockingFiles | None:
+        """The same files without an event loop; None if the backend cannot."""
+        if not isinstance(self.backend, BlockingStorage):
+            return None
+        from icechunk_async.engine.files.chunks import BlockingChunkFiles  # noqa: PLC0415 -- on use
+        from icechunk_async.engine.files.manifests import BlockingManifestFiles  # noqa: PLC0415
+
+        sums = self.sums if self._verify_reads else None
+        return BlockingFiles(
+            BlockingManifestFiles(self.backend, self._held, self.layout, sums),
+            BlockingChunkFiles(self.backend, self.layout),
+        )
 
     @cached_property
     def statistics(self) -> StatisticsFiles:
@@ -138,6 +172,8 @@ class Assets:
 
     async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
         """Run ``work``, on a thread if it handles enough bytes to hold up the event loop."""
+        from icechunk_async.engine.files.manifests import offload  # noqa: PLC0415 -- on use
+
         return await offload(work, size_bytes=size_bytes)
 
     async def snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
@@ -175,6 +211,8 @@ class Assets:
         Errors as `snapshot`. Cost: one request; one more for each file that it needs besides, all
         at the same time.
         """
+        from icechunk_async.engine.files.manifests import check_id  # noqa: PLC0415 -- on use
+
         key, codec = self.layout.names.snapshot(snapshot_id), self.layout.snapshots
         try:
             retrieved = await self.storage.get(key)
@@ -226,6 +264,8 @@ class Assets:
         Cost: one request; logs are not cached. Where none are stored the snapshot, the one before
         it, and the manifests in which they differ.
         """
+        from icechunk_async.engine.files.manifests import check_id  # noqa: PLC0415 -- on use
+
         codec = self.layout.logs
         if codec is None:
             return await self._compare_with_parent(snapshot_id)
@@ -246,6 +286,8 @@ class Assets:
         return self.recent.logs.get(snapshot_id) or await self.transaction_log(snapshot_id)
 
     async def _compare_with_parent(self, snapshot_id: SnapshotId) -> TransactionLog:
+        from icechunk_async.engine.files.differences import difference  # noqa: PLC0415 -- on use
+
         after = await self.snapshot(snapshot_id)
         before = None if after.parent_id is None else await self.snapshot(after.parent_id)
         return await difference(before, after, self.manifests)
@@ -287,6 +329,8 @@ class Assets:
         codec, level = self.layout.logs, self.compression_level
         if codec is None:
             return b""
+        from icechunk_async.format.transaction_log import in_stored_order  # noqa: PLC0415 -- on use
+
         size_bytes = sum(coords.nbytes for coords in log.updated_chunks.values())
         packed = await self.compute(lambda: codec.encode(log, level), size_bytes=size_bytes)
         # As it is read; it is not stored yet, and until then nobody asks for it.

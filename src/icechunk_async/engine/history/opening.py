@@ -20,7 +20,6 @@ from icechunk_async.errors import (
 from icechunk_async.format.config import RepositoryConfig
 from icechunk_async.format.layout import REPO_INFO
 from icechunk_async.format.refs import CLOSED
-from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.storage import ObjectInfo
 
 if TYPE_CHECKING:
@@ -234,6 +233,8 @@ async def create(
     """
     if config == RepositoryConfig():
         config = None  # it says nothing, so there is nothing to store
+    from icechunk_async.format.snapshot import Snapshot  # noqa: PLC0415 -- on use
+
     snapshot = Snapshot(
         assets.layout.first_snapshot_id(),
         None,

@@ -12,10 +12,12 @@ from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.commit.conflicts import Resolution
-from icechunk_async.engine.commit.publisher import Publisher, SessionMode
+from icechunk_async.engine.commit.publisher import Publisher
 from icechunk_async.engine.files.checks import damaged_chunk
-from icechunk_async.engine.files.packs import Packing, Packs
+from icechunk_async.engine.files.packing import Packing
+from icechunk_async.engine.files.packs import Packs
 from icechunk_async.engine.history import check_online, check_unprotected
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.upkeep.sweep import object_name, pages
 from icechunk_async.errors import InvalidInputError

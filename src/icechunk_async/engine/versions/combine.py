@@ -21,10 +21,10 @@ from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import WorkingTree
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind, detect_conflicts
 from icechunk_async.engine.commit.conflicts import ConflictDetector, PreparingSolver
-from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.commit.rebase import Settlement, without_settled
 from icechunk_async.engine.history.diff import Diff, diff_of_log
 from icechunk_async.engine.history.merged import PROPERTY
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.versions.behind import Behind
 from icechunk_async.engine.versions.differences import Differences, find_differences
 from icechunk_async.engine.versions.transport import transport

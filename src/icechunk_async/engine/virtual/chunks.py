@@ -31,13 +31,13 @@ from icechunk_async.errors import (
     VirtualSourceChangedError,
 )
 from icechunk_async.format.config.secrets import veiled_url
-from icechunk_async.format.manifest.refs import VirtualChunk
 from icechunk_async.storage import BlockingStorage, ByteRange, ObjectInfo, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from icechunk_async.format.config import VirtualChunkContainer
+    from icechunk_async.format.manifest.refs import VirtualChunk
     from icechunk_async.storage import RangeRequest, Retrieved, Storage
 
     type VirtualAccess = Credential | Storage | Mapping[str, object] | None
@@ -202,7 +202,7 @@ class VirtualChunks:
 
         Cost: one request.
         """
-        chunk = VirtualChunk(location, 0, 0)
+        chunk = _whole(location)
         return (await self._get(chunk, ByteRange(0, 0))).size_bytes
 
     async def fetch(self, location: str, wanted: RangeRequest = None) -> Retrieved:
@@ -213,7 +213,7 @@ class VirtualChunks:
 
         Cost: one request.
         """
-        return await self._get(VirtualChunk(location, 0, 0), wanted)
+        return await self._get(_whole(location), wanted)
 
     async def entries(self, location: str) -> AsyncGenerator[tuple[str, ObjectInfo]]:
         """Iterate over the objects of a container whose location begins like this one.
@@ -264,6 +264,13 @@ class VirtualChunks:
             url_prefix=veiled_url(prefix),
             url_prefixes=tuple(map(veiled_url, sorted(self._closed))),
         )
+
+
+def _whole(location: str) -> VirtualChunk:
+    """Return a chunk that stands for a whole object."""
+    from icechunk_async.format.manifest.refs import VirtualChunk  # noqa: PLC0415 -- on use
+
+    return VirtualChunk(location, 0, 0)
 
 
 def _checked(chunk: VirtualChunk, retrieved: Retrieved, length: int) -> bytes | memoryview:

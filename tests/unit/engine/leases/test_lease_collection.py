@@ -11,7 +11,7 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.engine.commit.conflicts import ConflictDetector
-from icechunk_async.engine.files.packs import Packing
+from icechunk_async.engine.files.packing import Packing
 from icechunk_async.engine.leases.register import SessionState
 from icechunk_async.errors import LeaseLostError, PermissionDeniedError, StorageFullError
 from icechunk_async.format.ids import SessionId

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from icechunk_async import ForkSession, Repository
-from icechunk_async.engine.files.packs import Packing
+from icechunk_async.engine.files.packing import Packing
 from icechunk_async.engine.leases import spiller
 from icechunk_async.errors import LeaseLostError
 from tests.helpers import array_document, make_array, read, write

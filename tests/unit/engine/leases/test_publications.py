@@ -10,7 +10,7 @@ import pytest
 
 from icechunk_async import ForkSession, Repository
 from icechunk_async.engine.commit.conflicts import ConflictDetector
-from icechunk_async.engine.files.packs import Packing
+from icechunk_async.engine.files.packing import Packing
 from icechunk_async.errors import (
     ConflictError,
     InvalidInputError,

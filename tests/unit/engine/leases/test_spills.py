@@ -15,7 +15,7 @@ from icechunk_async import Repository
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.wire import ForkState, encode_fork
 from icechunk_async.engine.commit.conflicts import ConflictDetector
-from icechunk_async.engine.files.packs import Packing
+from icechunk_async.engine.files.packing import Packing
 from icechunk_async.engine.leases import keeper, spiller
 from icechunk_async.engine.leases.record import encode_document
 from icechunk_async.engine.leases.register import SessionState

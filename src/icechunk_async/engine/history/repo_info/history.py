@@ -42,7 +42,6 @@ from icechunk_async.format.operations_log import (
     Update,
 )
 from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_info
-from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -473,6 +472,8 @@ async def create_repo_info(new: Creating, kind: Kind) -> Found:
     Raises:
         RepositoryExistsError: another writer was first.
     """
+    from icechunk_async.format.transaction_log import TransactionLog  # noqa: PLC0415 -- on use
+
     snapshot, log = new.snapshot, TransactionLog(new.snapshot.id)
     await gather(new.assets.put_snapshot(snapshot), new.assets.put_transaction_log(log))
     entry = SnapshotInfo.of(

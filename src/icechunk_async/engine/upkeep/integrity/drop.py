@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from icechunk_async.engine.commit.publisher import Publisher, SessionMode
+from icechunk_async.engine.commit.publisher import Publisher
+from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.upkeep.integrity.rebuild import coordinates_in
 from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError

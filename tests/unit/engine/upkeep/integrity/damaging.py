@@ -12,7 +12,7 @@ import zarr.api.asynchronous as za
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 
 from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.engine.files.packs import Packing
+from icechunk_async.engine.files.packing import Packing
 from icechunk_async.errors import IcechunkError
 from icechunk_async.format.config import decode_config
 from icechunk_async.format.envelope import FileType, unpack

@@ -14,7 +14,7 @@ import zarr.api.asynchronous as za
 from zarr.codecs import BytesCodec, Crc32cCodec
 
 from icechunk_async import Repository
-from icechunk_async.engine.files.packs import Packing
+from icechunk_async.engine.files.packing import Packing
 from icechunk_async.engine.upkeep.integrity import verify as steps
 from icechunk_async.engine.upkeep.integrity.pieces import Pieces
 from icechunk_async.errors import InvalidInputError, NotFoundError, PermissionDeniedError
