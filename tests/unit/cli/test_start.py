@@ -73,6 +73,22 @@ def test_history_needs_no_library_of_arrays(sample: Sample, arguments: tuple[str
     assert {it.split(".")[-1] for it in commands} - rooms == own
 
 
+@pytest.mark.parametrize(
+    ("command", "most"), [(("log",), 127), (("branch", "list"), 126), (("tag", "list"), 126)]
+)
+def test_refs_and_history_need_no_sessions(
+    sample: Sample, command: tuple[str, ...], most: int
+) -> None:
+    """Nor snapshots, manifests, leases or what commits; the number of all modules is bounded."""
+    ours = {it for it in modules(*command, str(sample.path)) if it.startswith("icechunk_async")}
+    rooms = (
+        *("session", "engine.leases", "engine.changes", "engine.commit.publisher"),
+        *("format.manifest", "format.snapshot", "format.transaction_log"),
+    )
+    assert not {it for it in ours if it.startswith(tuple(f"icechunk_async.{it}" for it in rooms))}
+    assert len(ours) <= most, len(ours)
+
+
 def test_programs_of_the_user_keep_their_threads() -> None:
     """Commands that may start some leave the environment alone; what the user says counts."""
     assert "None" in modules("propose", "--help")
