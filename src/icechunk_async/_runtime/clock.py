@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -60,7 +60,7 @@ class SystemClock:
 
     def random_bytes(self, size_bytes: int) -> bytes:
         """Ask the operating system, so that forked processes never share ids."""
-        return secrets.token_bytes(size_bytes)
+        return os.urandom(size_bytes)
 
 
 _clock: Clock = SystemClock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from icechunk_async.errors import InvalidInputError, UnsupportedBySpecError
@@ -54,21 +53,21 @@ class BinaryLayout:
         self.spec_version = spec_version
         self.names = _Names(spec_version)
 
-    @cached_property
+    @property
     def snapshots(self) -> SnapshotCodec:
         """How snapshots are read and written."""
         from icechunk_async.engine.files.binary_codecs import snapshot_codec  # noqa: PLC0415 -- on use
 
         return snapshot_codec(self.spec_version)
 
-    @cached_property
+    @property
     def manifests(self) -> ManifestCodec:
         """How manifests are read and written."""
         from icechunk_async.engine.files.binary_codecs import manifest_codec  # noqa: PLC0415 -- on use
 
         return manifest_codec(self.spec_version)
 
-    @cached_property
+    @property
     def logs(self) -> LogCodec:
         """How transaction logs are read and written."""
         from icechunk_async.engine.files.binary_codecs import log_codec  # noqa: PLC0415 -- on use
