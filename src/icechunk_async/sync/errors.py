@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, cast, override
 
 from icechunk_async import errors as native
+from icechunk_async.sync.bridge.tracebacks import shown_cause
 from icechunk_async.sync.official.display import public
 
 if TYPE_CHECKING:
@@ -426,13 +427,20 @@ def _class_name_of(kind: ErrorKind, error: native.IcechunkError) -> str:
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Raise the facade's error for each of the engine's, which becomes its cause."""
+    """Raise the facade's error for each of the engine's.
+
+    The engine's becomes its cause where that says more to a caller, see `bridge.tracebacks`.
+    """
     try:
         yield
     except native.IcechunkError as error:
         if isinstance(error, IcechunkError):
             raise
-        raise translate(error) from error
+        found = translate(error)
+        try:
+            raise found from shown_cause(found, error)
+        finally:
+            del found  # or this frame and the error would hold each other
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from icechunk_async.sync.bridge.portal import run, run_async
+from icechunk_async.sync.bridge.tracebacks import Shortened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,24 +54,27 @@ class AsyncCloseableIterator[T]:
         return self
 
     def __next__(self) -> T:
-        if not self._ready and not self._ended:
-            run(self._fetch())
-        if not self._ready:
-            self._end()
-            raise StopIteration
+        with Shortened():
+            if not self._ready and not self._ended:
+                run(self._fetch())
+            if not self._ready:
+                self._end()
+                raise StopIteration
         return self._ready.popleft()
 
     async def __anext__(self) -> T:
-        if not self._ready and not self._ended:
-            await run_async(self._fetch())
-        if not self._ready:
-            self._end()
-            raise StopAsyncIteration
+        with Shortened():
+            if not self._ready and not self._ended:
+                await run_async(self._fetch())
+            if not self._ready:
+                self._end()
+                raise StopAsyncIteration
         return self._ready.popleft()
 
     def begun(self) -> Self:
         """Fetch the first item, so that errors in the arguments are raised now."""
-        run(self._fetch())
+        with Shortened():
+            run(self._fetch())
         return self
 
     async def aclose(self) -> None:

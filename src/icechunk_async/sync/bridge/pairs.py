@@ -27,6 +27,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Concatenate, Protocol
 
 from icechunk_async.sync.bridge.portal import run, run_async
+from icechunk_async.sync.bridge.tracebacks import Shortened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -54,7 +55,8 @@ def awaited[**P, T](
 
     @functools.wraps(work)
     async def method(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await run_async(work(*args, **kwargs))
+        with Shortened():
+            return await run_async(work(*args, **kwargs))
 
     return method
 
@@ -101,11 +103,12 @@ def blocking[**P, T](
 
     @functools.wraps(work)
     def method(*args: P.args, **kwargs: P.kwargs) -> T:
-        if known is not None:
-            found = known(*args, **kwargs)
-            if found is not None:
-                return found
-        return run(work(*args, **kwargs))
+        with Shortened():
+            if known is not None:
+                found = known(*args, **kwargs)
+                if found is not None:
+                    return found
+            return run(work(*args, **kwargs))
 
     method.__name__ = method.__name__.removesuffix("_async")
     method.__qualname__ = method.__qualname__.removesuffix("_async")

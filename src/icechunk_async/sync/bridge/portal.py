@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from icechunk_async.sync.bridge.deadlines import bounded
+from icechunk_async.sync.bridge.tracebacks import Shortened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -57,6 +58,8 @@ class _Call[T]:
             self.outcome.set_exception(error)
         else:
             self.outcome.set_result(result)
+        finally:
+            del self  # frames of the work, which an error holds, lead to this one
 
     def _give_up(self) -> None:
         """Settle the outcome of work that was cancelled before it began."""
@@ -258,7 +261,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         TimeoutError: the deadline in force passed; the work was cancelled.
-        Any error that the coroutine raises.
+        Any error that the coroutine raises, as `bridge.tracebacks` shows it.
 
     An interrupt (Ctrl-C) cancels the coroutine and waits until it has cleaned up; a second one
     does not wait. Cost: a few thread switches.
@@ -268,7 +271,8 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         work.close()
         raise
-    return portal.run(work)
+    with Shortened():
+        return portal.run(work)
 
 
 async def run_async[T](work: Coroutine[Any, Any, T]) -> T:
@@ -283,7 +287,8 @@ async def run_async[T](work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         work.close()
         raise
-    return await portal.run_async(work)
+    with Shortened():
+        return await portal.run_async(work)
 
 
 def run_later(work: Coroutine[Any, Any, None]) -> None:
