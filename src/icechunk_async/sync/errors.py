@@ -32,6 +32,7 @@ from icechunk_async.sync.official.display import public
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
+    from types import TracebackType
 
     from icechunk_async.sync.conflicts import Conflict
 
@@ -425,22 +426,41 @@ def _class_name_of(kind: ErrorKind, error: native.IcechunkError) -> str:
     return [name for first, name in _GROUPS if order.index(first) <= place][-1]
 
 
-@contextmanager
-def translated() -> Generator[None]:
-    """Raise the facade's error for each of the engine's.
+class Translated:
+    """A block; for each of the engine's errors it raises the facade's, as `caught` returns it."""
 
-    The engine's becomes its cause where that says more to a caller, see `bridge.tracebacks`.
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, native.IcechunkError) and not isinstance(error, IcechunkError):
+            raise caught(error)
+
+
+def translated() -> Translated:
+    """Return a block that raises the facade's errors for those of the engine."""
+    return _TRANSLATED
+
+
+_TRANSLATED: Final = Translated()
+
+
+def caught(error: native.IcechunkError) -> IcechunkError:
+    """Return what to raise in the handler of one of the engine's errors: the facade's.
+
+    Its cause is one that says more to a caller, see `bridge.tracebacks`.
     """
-    try:
-        yield
-    except native.IcechunkError as error:
-        if isinstance(error, IcechunkError):
-            raise
-        found = translate(error)
-        try:
-            raise found from shown_cause(found, error)
-        finally:
-            del found  # or this frame and the error would hold each other
+    found = translate(error)
+    if found is not error:
+        found.__cause__ = shown_cause(found, error)
+    return found
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +24,7 @@ from icechunk_async.session import Session as NativeSession
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
 from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.bridge.tracebacks import managed
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
 from icechunk_async.sync.handles.arguments import (
     check_aware,
@@ -484,7 +484,7 @@ class Repository(Displayed):
     ) -> Session:
         return Session(await SessionHandle.begin(self.handle, question))
 
-    @contextmanager
+    @managed
     def transaction(
         self,
         branch: str,

@@ -23,8 +23,7 @@ from icechunk_async.errors import (
 from icechunk_async.sync.bridge import deadlines
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.portal import run, run_async
-from icechunk_async.sync.bridge.tracebacks import shown_cause
-from icechunk_async.sync.errors import ErrorKind, refusal, translate, translated
+from icechunk_async.sync.errors import ErrorKind, caught, refusal, translated
 from icechunk_async.sync.official.display import Displayed
 from icechunk_async.sync.session import ForkSession, Session
 from icechunk_async.zarr.keys import ChunkKey, parse_key
@@ -236,11 +235,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         try:
             return await (deadlines.bounded(work) if deadlines.is_set() else work)
         except IcechunkError as error:
-            found = translate(error)
-            try:
-                raise found from shown_cause(found, error)
-            finally:
-                del found  # or this frame and the error would hold each other
+            raise caught(error)  # noqa: B904 -- it has its cause
 
     async def _first(
         self, store: AsyncStore, key: str, prototype: BufferPrototype, part: ByteRequest | None
@@ -279,11 +274,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         try:
             return await store.get(key, prototype, byte_range)
         except IcechunkError as error:
-            found = translate(error)
-            try:
-                raise found from shown_cause(found, error)
-            finally:
-                del found  # or this frame and the error would hold each other
+            raise caught(error)  # noqa: B904 -- it has its cause
 
     get_partial_values = _same(AsyncStore.get_partial_values)
 
@@ -295,11 +286,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         try:
             return await store.exists(key)
         except IcechunkError as error:
-            found = translate(error)
-            try:
-                raise found from shown_cause(found, error)
-            finally:
-                del found  # or this frame and the error would hold each other
+            raise caught(error)  # noqa: B904 -- it has its cause
 
     is_empty = _same(AsyncStore.is_empty)
     getsize = _same(AsyncStore.getsize)
@@ -427,11 +414,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         try:  # as translated() does, but faster
             return store.get_sync(key, prototype=prototype, byte_range=byte_range)
         except IcechunkError as error:
-            found = translate(error)
-            try:
-                raise found from shown_cause(found, error)
-            finally:
-                del found  # or this frame and the error would hold each other
+            raise caught(error)  # noqa: B904 -- it has its cause
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write a value as `set` does."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.bridge.tracebacks import managed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["blocking"]
 
 
-@contextmanager
+@managed
 def blocking[T](manager: AbstractAsyncContextManager[T]) -> Generator[T]:
     """Enter and leave an asynchronous context manager on the portal's loop; blocks."""
     entered = run(_enter(manager))

@@ -1,37 +1,44 @@
 """Tracebacks of errors that this library raises on purpose: they show the caller's code.
 
-Its sentence says what to do. The frames of the event loop and of the engine, and the errors of the
-engine and of the storage's client that led to it, say nothing to a caller. Nothing is left out of
-errors of other classes, and of the two whose reason is in their causes: a plain `StorageError` and
-an `InternalError`.
+Its sentence says what to do. The frames of the event loop, of the engine and of the storage's
+client say nothing to a caller, nor do the engine's errors that led to it. What is kept as a cause:
+
+* the error of a function of the caller, such as a hook, with the caller's frames;
+* of storage that failed and of packages that cannot be imported, the error of the storage's client,
+  of the operating system or of the import, without frames, unless the sentence quotes it.
+
+Nothing is left out of errors of other classes, and of the two whose reason may be anywhere: a plain
+`StorageError` and an `InternalError`.
 
 With the environment variable `ICECHUNK_ASYNC_FULL_TRACEBACK` set to anything, nothing is left out.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final, override
 
-from icechunk_async.errors import IcechunkError, StorageError
+from icechunk_async.errors import IcechunkError, MissingDriverError, StorageError
 
-__all__ = ["Shortened", "shown_cause"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+__all__ = ["Shortened", "managed", "shown_cause"]
 
 _VARIABLE: Final = "ICECHUNK_ASYNC_FULL_TRACEBACK"
-_OURS: Final = sys.stdlib_module_names | {
-    "anyio",
-    "botocore",
-    "httpx",
-    "icechunk_async",
-    "numcodecs",
-    "numpy",
-    "obstore",
-    "xarray",
-    "zarr",
+_LIBRARIES: Final = sys.stdlib_module_names | {
+    *("adlfs", "aiobotocore", "aiohappyeyeballs", "aiohttp", "azure", "botocore", "fsspec"),
+    *("gcsfs", "google", "obstore", "requests", "urllib3"),
+    *("anyio", "numcodecs", "numpy", "tenacity", "virtualizarr", "xarray", "zarr"),
 }
-"""Packages whose frames are not the caller's."""
+"""Packages whose frames are not the caller's: those that call us, or that we call.
+
+A frame of any other package is shown: a line too many is better than one too few.
+"""
 
 
 def _is_whole(error: BaseException) -> bool:
@@ -44,11 +51,10 @@ def _is_whole(error: BaseException) -> bool:
 
 
 class Shortened:
-    """A block; an `IcechunkError` that leaves it has no traceback and no cause but the caller's.
+    """A block; an `IcechunkError` that leaves it has only the caller's frames, and `shown_cause`.
 
-    The caller's functions that ran within, such as hooks, stay in both. An error that the caller
-    was handling when the block began stays its context, as Python has it. A class, because the
-    generator of `contextmanager` would add frames.
+    An error that the caller was handling when the block began stays its context, as Python has it.
+    A class, because the generator of `contextmanager` would add frames.
     """
 
     __slots__ = ("_handled",)
@@ -67,34 +73,87 @@ class Shortened:
         if error is None or _is_whole(error):
             return
         if error.__cause__ is not None:
-            error.__cause__ = _callers_cause(error.__cause__)
+            error.__cause__ = shown_cause(error, error.__cause__)
         error.__context__ = None if handled is error else handled
         error.__suppress_context__ = error.__cause__ is not None
         error.__traceback__ = _callers(error.__traceback__)
 
 
+def managed[**P, T](
+    work: Callable[P, Generator[T]],
+) -> Callable[P, AbstractContextManager[T]]:
+    """Decorate as `contextlib.contextmanager` does; errors show the caller's ``with`` line."""
+    plain = contextmanager(work)
+
+    @functools.wraps(work)
+    def method(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return _Managed(functools.partial(plain, *args, **kwargs))
+
+    return method
+
+
+class _Managed[T](AbstractContextManager[T, bool | None], ContextDecorator):
+    """A context manager that is made anew for each block."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]]) -> None:
+        self._make = make
+        self._entered: list[AbstractContextManager[T]] = []
+        """A stack, since a function that is decorated with it may call itself."""
+
+    @override
+    def __enter__(self) -> T:
+        with Shortened():
+            manager = self._make()
+            found = manager.__enter__()
+        self._entered.append(manager)
+        return found
+
+    @override
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        with Shortened():
+            return self._entered.pop().__exit__(exc_type, error, traceback)
+
+
 def shown_cause(error: BaseException, reason: BaseException) -> BaseException | None:
-    """Return the cause to show of an error: the reason, or an error of the caller's code.
+    """Return the cause to show of an error, which is one of those that led to it.
 
-    None if neither says more to a caller than the error.
+    None if no cause says more to a caller than the error. The cause returned has lost the frames
+    that are not the caller's; one that was not raised in the caller's code has lost its own causes
+    as well, which hold frames.
     """
-    return reason if _is_whole(error) else _callers_cause(reason)
+    if _is_whole(error):
+        return reason
+    for link in _chain(reason):
+        kept = _callers(link.__traceback__)
+        if kept is not None:
+            return link.with_traceback(kept)
+    if not isinstance(error, StorageError | MissingDriverError):
+        return None
+    outside = next((it for it in _chain(reason) if not isinstance(it, IcechunkError)), None)
+    if outside is None or _words(outside) in str(error):
+        return None
+    outside.__cause__ = outside.__context__ = None
+    return outside.with_traceback(None)
 
 
-def _callers_cause(error: BaseException) -> BaseException | None:
-    """Return the first error, of this one and those that led to it, that the caller's code raised.
-
-    None if the caller's code raised no error. Its traceback keeps the frames of the caller only.
-    """
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Return an error and those that led to it, as Python shows them, the last one first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        kept = _callers(link.__traceback__)
-        if kept is not None:
-            return link.with_traceback(kept)
+        yield link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return None
+
+
+def _words(error: BaseException) -> str:
+    """Return what an error says; of one of the operating system, what the system said."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _callers(traceback: TracebackType | None) -> TracebackType | None:
@@ -102,7 +161,8 @@ def _callers(traceback: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     while traceback is not None:
         package = str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _OURS:
+        # The backends of this library are packages by themselves: `icechunk_async_s3` and so on.
+        if package not in _LIBRARIES and not package.startswith("icechunk_async"):
             kept.append(traceback)
         traceback = traceback.tb_next
     found: TracebackType | None = None

@@ -27,6 +27,7 @@ from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.sync.bridge.portal import at_exit, run, run_later
+from icechunk_async.sync.bridge.tracebacks import Shortened
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.arguments import described, given_access
 from icechunk_async.sync.official.mirrors import to_native
@@ -235,7 +236,8 @@ class RepositoryHandle:
 
     def now(self) -> AsyncRepository:
         """Return the native repository; blocks if it must be opened first."""
-        return self.ready or run(self.ask(_itself))
+        with Shortened():  # errors show the caller, not this line
+            return self.ready or run(self.ask(_itself))
 
     async def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
         """Put a question to the repository; on the portal's loop. Errors are the facade's."""

@@ -10,6 +10,7 @@ from icechunk_async.errors import SessionStateError, WrongTypeError
 from icechunk_async.format.ids import SessionId
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.bridge.tracebacks import Shortened
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ class SessionHandle:
 
     def now(self) -> AsyncSession:
         """Return the native session; blocks if it must be opened first."""
-        return self.ready or run(self.session())
+        with Shortened():  # errors show the caller, not this line
+            return self.ready or run(self.session())
 
     async def ask[T](self, question: Callable[[AsyncSession], Awaitable[T]]) -> T:
         """Put a question to the session; on the portal's loop. Errors are the facade's."""

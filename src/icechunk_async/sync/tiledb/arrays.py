@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from icechunk_async import tiledb
 from icechunk_async.sync.bridge.contexts import blocking
 from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.bridge.tracebacks import managed
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.storage import Storage
 
@@ -58,7 +58,7 @@ def _place(
     return place, {**own, **(options or {})}
 
 
-@contextmanager
+@managed
 def open_array(
     location: Location,
     *,
@@ -84,7 +84,7 @@ def open_array(
         yield TileDBArray(array)
 
 
-@contextmanager
+@managed
 def open_group(
     location: Location,
     *,

@@ -7,15 +7,17 @@ import gc
 import os
 import subprocess
 import sys
+import traceback
 import weakref
 from textwrap import dedent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from icechunk_async import errors
 from icechunk_async.sync import IcechunkError, RefNotFoundError, Repository, in_memory_storage
 from icechunk_async.sync.bridge import portal
+from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.errors import translated
 
 if TYPE_CHECKING:
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
 _BEGIN = """
 import icechunk_async.sync as ic
 repo = ic.Repository.create(ic.in_memory_storage())
+"""
+_REMOVED = """
+import shutil
+import icechunk_async.sync as ic
+repo = ic.Repository.create("here")
+shutil.rmtree("here")
+"""
+_WRITE = """
+import zarr
+with repo.transaction("main", message="mine") as store:
+    zarr.open_group(store).attrs["a"] = 1
 """
 _USERS_AND_ONE_CALL = 2
 _LINES = 8
@@ -61,6 +74,29 @@ _MISTAKES = {
     "a loop": (
         _BEGIN + 'for it in repo.ancestry(branch="mian"):\n    pass',
         "icechunk_async.sync.RefNotFoundError: There is no branch 'mian'.",
+    ),
+    "a property": (
+        _REMOVED + "repo.status",
+        "icechunk_async.sync.RepositoryNotFoundError: The repository at",
+    ),
+    "a property from memory": (
+        _BEGIN + "repo.close()\nrepo.config",
+        "icechunk_async.sync.StorageError: The repository was closed. Open it again.",
+    ),
+    "a block that cannot begin": (
+        _BEGIN + 'with repo.transaction("mian", message="x") as store:\n    pass',
+        "icechunk_async.sync.RefNotFoundError: There is no branch 'mian'.",
+    ),
+    "a mistake in a block": (
+        _BEGIN + 'with repo.transaction("main", message="x") as store:\n    repo.lookup_tag("v1")',
+        "icechunk_async.sync.RefNotFoundError: There is no tag 'v1'.",
+    ),
+    "a block that cannot commit": (
+        _BEGIN
+        + 'with repo.transaction("main", message="theirs") as other:'
+        + _WRITE.replace("\n", "\n    ")
+        + '\n    zarr.open_group(other).attrs["a"] = 2',
+        "icechunk_async.sync.ConflictError: Branch 'main' was expected at snapshot",
     ),
 }
 
@@ -105,6 +141,145 @@ def test_the_callers_own_error_stays_its_context(tmp_path: Path) -> None:
     assert not any("icechunk_async/" in line for line in lines)
 
 
+def test_an_error_in_a_transaction_block_is_the_callers(tmp_path: Path) -> None:
+    """Python shows it as if there were no block."""
+    script = _BEGIN + 'with repo.transaction("main", message="x") as store:\n    {}["mine"]\n'
+    lines = _stderr(tmp_path, script)
+    assert lines[-1] == "KeyError: 'mine'"
+    assert next(line.strip() for line in lines if line.startswith("    ")) == '{}["mine"]'
+    assert not any("icechunk_async" in line or "contextlib" in line for line in lines)
+
+
+def test_zarrs_own_calls_show_one_sentence_and_no_engine(tmp_path: Path) -> None:
+    """What Zarr shows of itself is its own; of this library it is the store and no twin."""
+    script = """
+    import pathlib, icechunk_async.sync as ic, zarr
+    repo = ic.Repository.create("here")
+    with repo.transaction("main", message="data") as store:
+        zarr.create_array(store, name="a", shape=(1,), dtype="i4")[:] = 1
+    for it in pathlib.Path("here/manifests").iterdir():
+        it.write_bytes(b"damaged")
+    store = ic.Repository.open("here").readonly_session("main").store
+    array = zarr.open_array(store, path="a", mode="r")
+    print_this_line = array[:]
+    """
+    lines = _stderr(tmp_path, script)
+    assert "    print_this_line = array[:]" in lines
+    last = max(n for n, line in enumerate(lines) if line.startswith("icechunk_async."))
+    assert lines[last].startswith("icechunk_async.sync.FormatError: A manifest file is truncated")
+    ours = [line for line in lines if line.startswith("  File") and "icechunk_async" in line]
+    assert ours
+    assert all("sync/store.py" in line for line in ours)
+    assert not any("During handling" in line or "direct cause" in line for line in lines)
+
+
+def _of(package: str, source: str, **names: object) -> dict[str, Any]:
+    """Return what a module of a package defines."""
+    found: dict[str, Any] = {"__name__": f"{package}.module", **names}
+    exec(dedent(source), found)  # noqa: S102
+    return found
+
+
+_BREAK = """
+async def items():
+    yield 1
+    with translated():
+        raise error
+"""
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_loop_that_breaks_later_shows_the_loop(taken: int) -> None:
+    """Whether the error came with the first items or was kept until they were used."""
+    error = errors.FormatError("It is damaged.")
+    module = _of("icechunk_async", _BREAK, translated=translated, error=error)
+    items: AsyncCloseableIterator[int] = AsyncCloseableIterator(module["items"]())
+    items._batch = 1 + taken  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(IcechunkError) as caught:
+        for _ in items:
+            pass
+    assert len(_files(caught.value)) == 1
+    assert caught.value.__cause__ is None
+
+
+_THROW = """
+def throw(error, reason):
+    raise error from reason
+"""
+_CALL = """
+async def call():
+    with translated():
+        try:
+            try:
+                network(OSError("of the network"), None)
+            except OSError as first:
+                client(reason, first)
+        except type(reason) as second:
+            backend(error, second)
+"""
+
+
+def _translated_from(error: BaseException, *, package: str, reason: Exception) -> BaseException:
+    """Return what the facade raises for an error that a backend raised from its client's."""
+    places = {"network": "aiohttp", "client": "aiobotocore", "backend": package}
+    throwing = {name: _of(it, _THROW)["throw"] for name, it in places.items()}
+    call = _of(
+        "icechunk_async", _CALL, translated=translated, reason=reason, error=error, **throwing
+    )
+    with pytest.raises(type(error)) as caught:
+        portal.run(call["call"]())
+    return caught.value
+
+
+@pytest.mark.parametrize("package", ["icechunk_async", "icechunk_async_s3"])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (errors.PermissionDeniedError("No credentials. Look at the cause."), "Profile is empty."),
+        (errors.UnreachableError("No connection."), "The proxy refuses."),
+        (errors.MissingDriverError("Install it."), "libssl.so.3 cannot be opened"),
+    ],
+)
+def test_what_the_client_says_stays_the_cause_in_one_line(
+    error: errors.IcechunkError, text: str, package: str
+) -> None:
+    """Without its frames and its own causes: 100 lines, and references to what they hold."""
+    reason = RuntimeError(text)
+    found = _translated_from(error, package=package, reason=reason)
+    assert found.__cause__ is reason
+    assert reason.__traceback__ is reason.__cause__ is reason.__context__ is None
+    shown = "".join(traceback.format_exception(found)).splitlines()
+    assert shown[0] == f"RuntimeError: {text}"
+    assert not any("aiobotocore" in line or "aiohttp" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UnreachableError("No connection (the proxy refuses). Check the network."),
+        errors.BucketNotFoundError("The server answered 404 (the proxy refuses)."),
+        errors.InvalidURLError("The URL has no bucket."),
+        errors.FormatError("A file is truncated."),
+    ],
+)
+def test_a_cause_that_says_nothing_more_is_left_out(error: errors.IcechunkError) -> None:
+    """The sentence quotes it, or is complete without it."""
+    found = _translated_from(
+        error, package="icechunk_async_s3", reason=ValueError("the proxy refuses")
+    )
+    assert found.__cause__ is None
+    assert len("".join(traceback.format_exception(found)).splitlines()) < _LINES
+
+
+def test_a_storage_of_the_caller_is_shown() -> None:
+    """An error that the caller's own backend raised keeps the caller's frames."""
+    found = _translated_from(
+        errors.StorageFullError("It is full."), package="mine", reason=ValueError("disk")
+    )
+    assert isinstance(found.__cause__, errors.StorageFullError)
+    assert "throw" in _files(found.__cause__)
+
+
 def _callers_function() -> None:
     raise KeyError("of the caller")
 
@@ -118,11 +293,7 @@ async def _refuse_for_the_caller() -> None:
 
 
 def _files(error: BaseException) -> list[str]:
-    found, traceback = [], error.__traceback__
-    while traceback is not None:
-        found.append(traceback.tb_frame.f_code.co_name)
-        traceback = traceback.tb_next
-    return found
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def test_the_callers_function_that_failed_is_shown() -> None:
