@@ -60,8 +60,8 @@ def _stderr(place: Path, script: str, **environment: str) -> list[str]:
 
 _MISTAKES = {
     "a branch": (
-        _BEGIN + 'session = repo.readonly_session("mian")',
-        "icechunk_async.sync.RefNotFoundError: There is no branch 'mian'. The repository has: ma",
+        _BEGIN + 'session = repo.readonly_session("mainly")',
+        "icechunk_async.sync.RefNotFoundError: There is no branch 'mainly'. The repository has: ma",
     ),
     "a place": (
         'import icechunk_async.sync as ic\nic.Repository.open("nowhere")',
@@ -72,8 +72,8 @@ _MISTAKES = {
         "icechunk_async.sync.InvalidInputError: Must provide one of branch, tag, or snapshot_id.",
     ),
     "a loop": (
-        _BEGIN + 'for it in repo.ancestry(branch="mian"):\n    pass',
-        "icechunk_async.sync.RefNotFoundError: There is no branch 'mian'.",
+        _BEGIN + 'for it in repo.ancestry(branch="mainly"):\n    pass',
+        "icechunk_async.sync.RefNotFoundError: There is no branch 'mainly'.",
     ),
     "a property": (
         _REMOVED + "repo.status",
@@ -84,8 +84,8 @@ _MISTAKES = {
         "icechunk_async.sync.StorageError: The repository was closed. Open it again.",
     ),
     "a block that cannot begin": (
-        _BEGIN + 'with repo.transaction("mian", message="x") as store:\n    pass',
-        "icechunk_async.sync.RefNotFoundError: There is no branch 'mian'.",
+        _BEGIN + 'with repo.transaction("mainly", message="x") as store:\n    pass',
+        "icechunk_async.sync.RefNotFoundError: There is no branch 'mainly'.",
     ),
     "a mistake in a block": (
         _BEGIN + 'with repo.transaction("main", message="x") as store:\n    repo.lookup_tag("v1")',
@@ -333,7 +333,7 @@ def test_awaited_twins_show_the_same() -> None:
     repository = Repository.create(in_memory_storage())
 
     async def ask() -> None:
-        await repository.lookup_branch_async("mian")
+        await repository.lookup_branch_async("mainly")
 
     with pytest.raises(RefNotFoundError) as caught:
         asyncio.run(ask())
@@ -349,7 +349,7 @@ def test_an_error_is_freed_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         try:
-            repository.lookup_branch("mian")
+            repository.lookup_branch("mainly")
         except RefNotFoundError as error:
             seen = weakref.ref(error)
         for _ in range(3):  # the loop forgets the call that failed
