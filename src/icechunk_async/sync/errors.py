@@ -453,7 +453,7 @@ _TRANSLATED: Final = Translated()
 
 
 def caught(error: native.IcechunkError) -> IcechunkError:
-    """Return what to raise in the handler of one of the engine's errors: the facade's.
+    """Return the facade's error to raise in the handler of one of the engine's.
 
     Its cause is one that says more to a caller, see `bridge.tracebacks`.
     """

@@ -1,4 +1,4 @@
-"""What a program that uses the blocking facade prints when its bucket or its keys are wrong."""
+"""Tracebacks of programs that use the blocking facade with a bucket that does not exist."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(error: BaseException) -> str:
-    """Return what an error says; of one of the operating system, what the system said."""
+    """Return the text of an error; of one of the operating system, what the system said."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 

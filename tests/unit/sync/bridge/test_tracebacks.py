@@ -151,7 +151,7 @@ def test_an_error_in_a_transaction_block_is_the_callers(tmp_path: Path) -> None:
 
 
 def test_zarrs_own_calls_show_one_sentence_and_no_engine(tmp_path: Path) -> None:
-    """What Zarr shows of itself is its own; of this library it is the store and no twin."""
+    """Zarr shows its own frames; of this library there is the store, and no twin."""
     script = """
     import pathlib, icechunk_async.sync as ic, zarr
     repo = ic.Repository.create("here")
@@ -174,7 +174,7 @@ def test_zarrs_own_calls_show_one_sentence_and_no_engine(tmp_path: Path) -> None
 
 
 def _of(package: str, source: str, **names: object) -> dict[str, Any]:
-    """Return what a module of a package defines."""
+    """Return the names that a module of a package defines."""
     found: dict[str, Any] = {"__name__": f"{package}.module", **names}
     exec(dedent(source), found)  # noqa: S102
     return found
@@ -220,7 +220,7 @@ async def call():
 
 
 def _translated_from(error: BaseException, *, package: str, reason: Exception) -> BaseException:
-    """Return what the facade raises for an error that a backend raised from its client's."""
+    """Return the facade's error for one that a backend raised from its client's."""
     places = {"network": "aiohttp", "client": "aiobotocore", "backend": package}
     throwing = {name: _of(it, _THROW)["throw"] for name, it in places.items()}
     call = _of(
