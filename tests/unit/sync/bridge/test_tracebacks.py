@@ -247,7 +247,9 @@ def test_what_the_client_says_stays_the_cause_in_one_line(
     reason = RuntimeError(text)
     found = _translated_from(error, package=package, reason=reason)
     assert found.__cause__ is reason
-    assert reason.__traceback__ is reason.__cause__ is reason.__context__ is None
+    assert reason.__traceback__ is None
+    assert reason.__cause__ is None
+    assert reason.__context__ is None
     shown = "".join(traceback.format_exception(found)).splitlines()
     assert shown[0] == f"RuntimeError: {text}"
     assert not any("aiobotocore" in line or "aiohttp" in line for line in shown)
