@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.unit.format.golden_files import GoldenFile
 
-ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "18"))
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "9"))
 SEED = os.environ.get("FUZZ_SEED", "1")
 FILES = [*golden_files(), *own_files()]
 EVERY = pytest.mark.parametrize("file", FILES, ids=[file.name for file in FILES])

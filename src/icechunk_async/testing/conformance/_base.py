@@ -14,9 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from icechunk_async.storage import ListEntry, Storage, StorageDescription
+    from icechunk_async.storage import Data, ListEntry, Storage, StorageDescription
 
-__all__ = ["Promises", "exists", "fill", "listed", "names", "read", "skip_unless_promised", "take"]
+__all__ = [
+    "Promises",
+    "check_same",
+    "exists",
+    "fill",
+    "listed",
+    "names",
+    "read",
+    "skip_unless_promised",
+    "take",
+]
 
 
 class Promises:
@@ -44,6 +54,21 @@ class Promises:
         """Return a block in which deleting ``key`` fails, or None if that cannot be arranged."""
         del storage, key
         return None
+
+
+def check_same(found: Data, expected: bytes) -> None:
+    """Fail unless a large body is the expected one; say where they differ.
+
+    ``assert found == expected`` would write out both, megabytes of them.
+    """
+    body = bytes(found)
+    if body != expected:
+        pairs = enumerate(zip(body, expected, strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), min(len(body), len(expected)))
+        pytest.fail(
+            f"{len(expected):,} bytes were stored and {len(body):,} came back; "
+            f"they differ from byte {same:,} on"
+        )
 
 
 type Promise = Literal["conditional_create", "conditional_update", "listing", "shared"]
