@@ -7,6 +7,8 @@ span joins the span that is current for the caller. Names begin with ``icechunk.
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["add", "is_installed", "is_listening", "record", "span", "tracer"]
 
 _SCOPE: Final = "icechunk_async"
+_APIS: Final = frozenset({"opentelemetry.metrics", "opentelemetry.trace"})
+_PROVIDERS: Final = frozenset({"OTEL_PYTHON_METER_PROVIDER", "OTEL_PYTHON_TRACER_PROVIDER"})
+"""Variables of the environment by which OpenTelemetry's API sets itself up."""
 _DESCRIPTIONS: Final = {
     "icechunk.storage.requests": ("{request}", "Requests to the storage, by operation and error."),
     "icechunk.storage.bytes": ("By", "Bytes read from and written to the storage."),
@@ -40,6 +45,8 @@ def is_installed() -> bool:
 
 def is_listening() -> bool:
     """Return whether OpenTelemetry was set up in this process, so that spans are worth making."""
+    if not _APIS.intersection(sys.modules) and not _PROVIDERS.intersection(os.environ):
+        return False  # nobody can have set it up; to import it to see that takes a while
     if not is_installed():
         return False
     from opentelemetry import metrics, trace  # noqa: PLC0415 - may not be there

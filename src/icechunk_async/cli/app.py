@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command_name, get_group
 
 from icechunk_async.cli import version_line
+from icechunk_async.cli.converting import convert_only_what_differs, shortened
 from icechunk_async.cli.listed import LISTED
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class _Commands(MutableMapping[str, Any]):
             part.registered_commands = [
                 it for it in part.registered_commands if _name_of(it) == name
             ]
-            self._made.update(get_group(part).commands)
+            made = get_group(part)
+            convert_only_what_differs(made)
+            self._made.update(made.commands)
         return self._made[name]
 
     @override
@@ -79,6 +82,11 @@ class _Group(TyperGroup):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.commands: Any = _Commands()
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options before the name of a command."""
+        return shortened(self, super().get_params(ctx))
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:

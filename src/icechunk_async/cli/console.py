@@ -1,5 +1,6 @@
 """Print for people: tables, progress bars, and text that cannot do harm.
 
+Rich is imported when something is printed: ``--json`` does without.
 Names and messages come out of repositories that others wrote. They are printed
 literally, never as markup, and control characters are escaped.
 """
@@ -8,11 +9,8 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Final
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from icechunk_async._runtime.text import printable
 from icechunk_async.cli.words import age_of
@@ -21,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from datetime import datetime
 
+    from rich.console import Console
     from rich.progress import TaskID
+    from rich.table import Table
+    from rich.text import Text
 
     from icechunk_async._runtime.progress import Progress, ProgressCallback
 
@@ -33,12 +34,14 @@ __all__ = [
     "REMOVED",
     "SNAPSHOT",
     "TAG",
+    "assembled",
     "is_on_terminal",
     "make_console",
     "make_table",
     "one_line",
     "plain",
     "showing_progress",
+    "styled",
     "time_head",
     "time_of",
 ]
@@ -54,17 +57,23 @@ CHANGED: Final = "yellow"
 _WIDE = 10_000
 
 
-class _PipeConsole(Console):
-    """Rich's console, but a broken pipe is left to the command instead of ending the process."""
+@cache
+def _console_type() -> type[Console]:
+    from rich.console import Console  # noqa: PLC0415 -- slow to import
 
-    def on_broken_pipe(self) -> None:
-        """Raise the error again."""
-        raise BrokenPipeError
+    class PipeConsole(Console):
+        """Rich's console, but a broken pipe is left to the command, which ends otherwise."""
+
+        def on_broken_pipe(self) -> None:
+            """Raise the error again."""
+            raise BrokenPipeError
+
+    return PipeConsole
 
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console; if it is not a terminal, there are no colours and lines are not folded."""
-    console = _PipeConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console = _console_type()(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDE
     return console
@@ -78,7 +87,21 @@ def is_on_terminal(console: Console) -> bool:
 def plain(text: str, style: str = "") -> Text:
     """Return text without markup, with control characters escaped."""
     lines = map(printable, text.splitlines())
-    return Text("\n".join(lines), style=style)
+    return styled("\n".join(lines), style)
+
+
+def styled(text: str, style: str = "") -> Text:
+    """Return text with a style; unlike `plain`, control characters stay."""
+    from rich.text import Text  # noqa: PLC0415 -- slow to import
+
+    return Text(text, style)
+
+
+def assembled(*parts: str | Text | tuple[str, str]) -> Text:
+    """Return the parts, some with a style, as one text."""
+    from rich.text import Text  # noqa: PLC0415 -- slow to import
+
+    return Text.assemble(*parts)
 
 
 def one_line(text: str) -> str:
@@ -88,6 +111,8 @@ def one_line(text: str) -> str:
 
 def make_table(*columns: str, header: bool = True) -> Table:
     """Return a table without frames."""
+    from rich.table import Table  # noqa: PLC0415 -- slow to import
+
     table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
     for column in columns:
         # Parts of ids and times are useless, so only the long text at the end of a line folds.
@@ -101,7 +126,8 @@ def time_of(moment: datetime, console: Console) -> Text:
 
     What reads a pipe gets the same text tomorrow. `time_head` is the head of the column.
     """
-    return Text(age_of(moment) if is_on_terminal(console) else f"{moment:%Y-%m-%d %H:%M:%S}", QUIET)
+    on_terminal = is_on_terminal(console)
+    return styled(age_of(moment) if on_terminal else f"{moment:%Y-%m-%d %H:%M:%S}", QUIET)
 
 
 def time_head(name: str, console: Console) -> str:

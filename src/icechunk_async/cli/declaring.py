@@ -26,11 +26,14 @@ from re import fullmatch
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from icechunk_async._runtime import clock
 from icechunk_async.cli.completing import complete_ref
-from icechunk_async.cli.console import make_console, one_line
+from icechunk_async.cli.console import (
+    assembled,
+    make_console,
+    one_line,
+)
 from icechunk_async.cli.hints import in_command_words
 from icechunk_async.cli.words import ask, is_answered, warn
 from icechunk_async.errors import (
@@ -506,7 +509,7 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
             notes = [it for it in getattr(error, "__notes__", ()) if "more concurrent" not in it]
             text = " ".join([str(error), *notes])
             sentence = f" ({error.kind}): {one_line(in_command_words(text))}"
-            complaint = Text.assemble(("Error", "bold red"), sentence)
+            complaint = assembled(("Error", "bold red"), sentence)
             make_console(stderr=True).print(complaint, soft_wrap=True)
         raise typer.Exit(error_code) from None
     except BrokenPipeError:

@@ -3,8 +3,9 @@
 A backend registers itself in the entry point group ``icechunk_async.backends``, under its URL
 scheme, as a callable ``open(url, **options)`` that returns an asynchronous context manager of a
 `Storage`. A name that ends with ``+`` serves every scheme that begins with it and has no backend
-registered for itself. A callable that writes when it opens a storage, even only to try what can be
-promised, must take an option ``read_only`` that prevents it.
+registered for itself; of several backends for a scheme, one of this distribution is taken. A
+callable that writes when it opens a storage, even only to try what can be promised, must take an
+option ``read_only`` that prevents it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from contextlib import asynccontextmanager
-from importlib.metadata import entry_points
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,7 +27,7 @@ from icechunk_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection
+    from collections.abc import AsyncGenerator, Collection, Iterator
     from contextlib import AbstractAsyncContextManager
     from importlib.metadata import EntryPoint
 
@@ -38,6 +38,7 @@ __all__ = ["GROUP", "OpenBackend", "installed_schemes", "normalize_url", "open_s
 GROUP: Final = "icechunk_async.backends"
 """The entry point group in which backends register."""
 
+_DISTRIBUTION: Final = "icechunk-async"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
 """A URL without a host, as Hadoop and Spark write some. A drive letter is no scheme."""
@@ -110,6 +111,8 @@ def _with_one_slash(text: str, scheme: str, path: str) -> str:
 
 def installed_schemes() -> list[str]:
     """Return the URL schemes that installed backends serve, sorted."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 -- slow to import
+
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
@@ -157,10 +160,27 @@ def reopen(description: StorageDescription) -> AbstractAsyncContextManager[Stora
     return open_storage(description.url, **description.options)
 
 
+def _points(name: str) -> Iterator[EntryPoint]:
+    """Yield the entry points of a name, those of this distribution first.
+
+    To look for others reads a file of every installed distribution.
+    """
+    # Slow to import.
+    from importlib.metadata import (  # noqa: PLC0415
+        PackageNotFoundError,
+        distribution,
+        entry_points,
+    )
+
+    with suppress(PackageNotFoundError):  # copied to where it runs
+        yield from distribution(_DISTRIBUTION).entry_points.select(group=GROUP, name=name)
+    yield from entry_points(group=GROUP, name=name)
+
+
 def _find(scheme: str, url: str) -> EntryPoint:
     family, plus, _ = scheme.partition("+")
     for name in (scheme, f"{family}+") if plus else (scheme,):
-        for point in entry_points(group=GROUP, name=name):
+        for point in _points(name):
             return point
     raise UnknownSchemeError(
         f"No backend serves {scheme}:// (asked for {_plain(url)!r}). {_translated(scheme, url)}"

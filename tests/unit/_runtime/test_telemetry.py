@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from textwrap import dedent
 from typing import Any
+
+import pytest
 
 _SET_UP = """
     import asyncio, json, logging, sys
@@ -176,6 +179,32 @@ def test_nobody_listening_costs_no_wrapper() -> None:
         assert traced(storage) is storage
     """
     subprocess.run([sys.executable, "-W", "error", "-c", dedent(code)], check=True, timeout=240)
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "listening"),
+    [
+        ("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider", True),
+        ("OTEL_PYTHON_METER_PROVIDER", "sdk_meter_provider", True),
+        ("OTEL_SERVICE_NAME", "mine", False),
+    ],
+)
+def test_the_environment_sets_it_up_too(name: str, provider: str, *, listening: bool) -> None:
+    """Where nothing has imported OpenTelemetry yet, and nothing else would."""
+    script = """
+        import sys
+        from icechunk_async._runtime import telemetry
+        print(telemetry.is_listening(), "opentelemetry" in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)],
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
+        env={**os.environ, name: provider},
+    )
+    assert done.stdout.split() == [str(listening), str(listening)]
 
 
 def test_what_the_engine_does_is_spans_too() -> None:

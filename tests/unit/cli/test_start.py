@@ -73,8 +73,21 @@ def test_history_needs_no_library_of_arrays(sample: Sample, arguments: tuple[str
     assert {it.split(".")[-1] for it in commands} - rooms == own
 
 
+@pytest.mark.parametrize("command", [("log",), ("branch", "list"), ("tag", "list")])
+def test_arguments_that_are_text_need_no_pydantic(sample: Sample, command: tuple[str, ...]) -> None:
+    """Typer would import it to convert text to text. Nor is OpenTelemetry, which nobody set up."""
+    found = modules(*command, str(sample.path))
+    assert not found & {"pydantic", "pydantic_core", "opentelemetry"}
+
+
+@pytest.mark.parametrize("command", [("log",), ("branch", "list"), ("tag", "list"), ("ops",)])
+def test_json_needs_no_rich(sample: Sample, command: tuple[str, ...]) -> None:
+    """Rich is imported when something is printed for people."""
+    assert "rich" not in modules(*command, str(sample.path), "--json")
+
+
 @pytest.mark.parametrize(
-    ("command", "most"), [(("log",), 127), (("branch", "list"), 126), (("tag", "list"), 126)]
+    ("command", "most"), [(("log",), 128), (("branch", "list"), 127), (("tag", "list"), 127)]
 )
 def test_refs_and_history_need_no_sessions(
     sample: Sample, command: tuple[str, ...], most: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -30,10 +31,11 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             EntryPoint(name, f"{module}:open", registry.GROUP) for name, module in modules.items()
         ]
         monkeypatch.setattr(
-            registry,
+            metadata,
             "entry_points",
             lambda group, name=None: [it for it in points if name in (None, it.name)],
         )
+        monkeypatch.setattr(registry, "_DISTRIBUTION", "not-installed")
         monkeypatch.setattr(registry, "_loaded", {})
 
     return install
@@ -171,3 +173,17 @@ async def test_urls_that_name_nothing_are_refused(url: str) -> None:
     with pytest.raises(InvalidURLError):
         async with open_storage(url):
             pass
+
+
+async def test_a_backend_of_this_library_is_found_without_looking_at_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That would read a file of every installed distribution, at each start."""
+
+    def refuse(**_: object) -> NoReturn:
+        raise AssertionError("all distributions were read")
+
+    monkeypatch.setattr(metadata, "entry_points", refuse)
+    monkeypatch.setattr(registry, "_loaded", {})
+    async with open_storage("memory://own") as storage:
+        assert storage.description.url == "memory://own"

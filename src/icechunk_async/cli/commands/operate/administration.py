@@ -9,16 +9,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.text import Text
 
 from icechunk_async._runtime import clock
 from icechunk_async.cli.console import (
     ADDED,
     CHANGED,
     REMOVED,
+    assembled,
     make_table,
     one_line,
     plain,
+    styled,
     time_head,
     time_of,
 )
@@ -402,7 +403,7 @@ def _show_state(document: State, console: Console) -> None:
     table.add_row("repository", plain(document.url))
     table.add_row("format", document.layout)
     style = "" if document.availability == "online" else REMOVED
-    table.add_row("availability", Text(document.availability.replace("_", " "), style))
+    table.add_row("availability", styled(document.availability.replace("_", " "), style))
     if document.reason is not None:
         table.add_row("reason", plain(one_line(document.reason)))
     if document.set_at is not None:
@@ -410,7 +411,7 @@ def _show_state(document: State, console: Console) -> None:
     table.add_row("branches", f"{document.branches:,}")
     table.add_row("tags", f"{document.tags:,}")
     for name, enabled in sorted(document.feature_flags.items()):
-        table.add_row(plain(name), "enabled" if enabled else Text("disabled", REMOVED))
+        table.add_row(plain(name), "enabled" if enabled else styled("disabled", REMOVED))
     for name, value in sorted(document.metadata.items()):
         table.add_row(plain(name), plain(json.dumps(value, ensure_ascii=False)))
     console.print(table)
@@ -437,17 +438,17 @@ def _show_promises(document: Promises, console: Console) -> None:
     for line in document.promises:
         style = {"kept": ADDED, "broken": REMOVED}.get(line.verdict, CHANGED)
         needed = "yes" if line.needed else "no"
-        table.add_row(line.promise, needed, Text(line.verdict, style), plain(line.detail))
+        table.add_row(line.promise, needed, styled(line.verdict, style), plain(line.detail))
     console.print(table)
     for key in document.left_behind:
-        console.print(Text.assemble("Could not be removed: ", plain(key)), soft_wrap=True)
+        console.print(assembled("Could not be removed: ", plain(key)), soft_wrap=True)
     sentence = "is safe for commits" if document.is_safe else "is not safe: commits could be lost"
     if document.is_safe_numbered and not document.is_safe:
         sentence = (
             "is safe for commits with numbered states (init --layout format-2-numbered), and not "
             "safe otherwise: commits could be lost"
         )
-    console.print(Text.assemble(plain(document.url, "bold"), f" {sentence}."), soft_wrap=True)
+    console.print(assembled(plain(document.url, "bold"), f" {sentence}."), soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import (
@@ -19,8 +18,10 @@ from icechunk_async.cli.console import (
     REMOVED,
     SNAPSHOT,
     TAG,
+    assembled,
     make_table,
     plain,
+    styled,
     time_head,
     time_of,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from rich.console import Console
+    from rich.text import Text
 
     from icechunk_async import Repository, SnapshotId
     from icechunk_async.engine.history.diff import Diff
@@ -322,7 +324,7 @@ def _format_of(document: Created) -> str:
 
 def _show_created(document: Created, console: Console) -> None:
     console.print(
-        Text.assemble(
+        assembled(
             "Created a repository of ",
             (_format_of(document), "bold"),
             " at ",
@@ -342,7 +344,7 @@ def show_log(document: Log, console: Console) -> None:
     table = make_table("SNAPSHOT", time_head("WRITTEN", console), "REFS", "MESSAGE")
     for line in document.snapshots:
         table.add_row(
-            Text(line.id, SNAPSHOT),
+            styled(line.id, SNAPSHOT),
             time_of(line.written_at, console),
             _refs(line),
             plain(line.message),
@@ -354,12 +356,12 @@ def show_log(document: Log, console: Console) -> None:
 def _show_details(document: Details, console: Console) -> None:
     line = document.snapshot
     table = make_table("", "", header=False)
-    table.add_row("snapshot", Text(line.id, SNAPSHOT))
+    table.add_row("snapshot", styled(line.id, SNAPSHOT))
     table.add_row(
-        "parent", Text(line.parent_id, SNAPSHOT) if line.parent_id else "none, it is the first"
+        "parent", styled(line.parent_id, SNAPSHOT) if line.parent_id else "none, it is the first"
     )
     table.add_row(
-        "written", Text(f"{line.written_at:%Y-%m-%d %H:%M:%S.%f} UTC ({age_of(line.written_at)})")
+        "written", styled(f"{line.written_at:%Y-%m-%d %H:%M:%S.%f} UTC ({age_of(line.written_at)})")
     )
     table.add_row("message", plain(line.message))
     for name, value in sorted(line.metadata.items()):
@@ -375,7 +377,7 @@ def _show_details(document: Details, console: Console) -> None:
 def show_comparison(document: Comparison, console: Console) -> None:
     """Print what changed between two snapshots."""
     console.print(
-        Text.assemble(
+        assembled(
             "From ",
             plain(document.from_ref, "bold"),
             f" ({document.from_snapshot_id}) to ",
@@ -403,14 +405,14 @@ def show_touched(document: Touched, console: Console) -> None:
     ]
     for label, style, paths in rows:
         for path in paths:
-            table.add_row(Text(label, style), plain(path))
+            table.add_row(styled(label, style), plain(path))
     for chunks in document.updated_chunks:
         table.add_row(
-            Text("~ chunks of array", CHANGED), plain(chunks.path), Text(_chunks(chunks), QUIET)
+            styled("~ chunks of array", CHANGED), plain(chunks.path), styled(_chunks(chunks), QUIET)
         )
     for move in document.moved_nodes:
-        moved = Text.assemble(plain(move.source), " to ", plain(move.target))
-        table.add_row(Text("> moved", CHANGED), moved)
+        moved = assembled(plain(move.source), " to ", plain(move.target))
+        table.add_row(styled("> moved", CHANGED), moved)
     console.print(table)
 
 
@@ -425,7 +427,7 @@ def _chunks(chunks: TouchedChunks) -> str:
 def _refs(line: SnapshotLine) -> Text:
     branches = [plain(name, BRANCH) for name in line.branches]
     tags = [plain(name, TAG) for name in line.tags]
-    return Text(", ").join([*branches, *tags])
+    return styled(", ").join([*branches, *tags])
 
 
 def register(app: typer.Typer) -> None:

@@ -6,11 +6,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.text import Text
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.cli.completing import complete_branch, complete_ref, complete_tag
-from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, make_table, plain, time_head, time_of
+from icechunk_async.cli.console import (
+    BRANCH,
+    SNAPSHOT,
+    TAG,
+    assembled,
+    make_table,
+    plain,
+    styled,
+    time_head,
+    time_of,
+)
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command
 from icechunk_async.cli.targets import CONCURRENT_LOOKUPS, find_target, ref_targets
 
@@ -164,14 +173,14 @@ def _show_list(document: RefList, console: Console) -> None:
     table = make_table(document.kind.upper(), "SNAPSHOT", time_head("WRITTEN", console), "MESSAGE")
     style = BRANCH if document.kind == "branch" else TAG
     for ref in document.refs:
-        name, snapshot_id = plain(ref.name, style), Text(ref.snapshot_id, SNAPSHOT)
+        name, snapshot_id = plain(ref.name, style), styled(ref.snapshot_id, SNAPSHOT)
         table.add_row(name, snapshot_id, time_of(ref.written_at, console), plain(ref.message))
     console.print(table)
 
 
 def _show_change(document: RefChange, console: Console) -> None:
     style = BRANCH if document.kind == "branch" else TAG
-    text = Text.assemble(
+    text = assembled(
         f"{document.action.capitalize()} {document.kind} ", plain(document.name, style)
     )
     if document.snapshot_id is not None:

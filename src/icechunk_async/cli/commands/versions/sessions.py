@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from icechunk_async.cli.console import BRANCH, SNAPSHOT, make_table, plain, time_head, time_of
+from icechunk_async.cli.console import (
+    BRANCH,
+    SNAPSHOT,
+    assembled,
+    make_table,
+    plain,
+    styled,
+    time_head,
+    time_of,
+)
 from icechunk_async.cli.declaring import repository_command
 
 if TYPE_CHECKING:
@@ -94,7 +102,7 @@ async def end_session(repository: Repository, session: _SessionId) -> EndedSessi
 
 def _show_sessions(document: SessionList, console: Console) -> None:
     if not document.sessions:
-        console.print(Text("No session has a lease."))
+        console.print(styled("No session has a lease."))
         return
     table = make_table(
         "SESSION",
@@ -129,7 +137,7 @@ def _age(seconds: float) -> str:
 
 
 def _show_ended(document: EndedSession, console: Console) -> None:
-    console.print(Text.assemble("Ended session ", document.session_id, "."))
+    console.print(assembled("Ended session ", document.session_id, "."))
 
 
 def register(app: typer.Typer) -> None:

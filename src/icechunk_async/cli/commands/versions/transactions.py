@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from icechunk_async.cli.console import make_table, plain, time_head, time_of
+from icechunk_async.cli.console import (
+    assembled,
+    make_table,
+    plain,
+    time_head,
+    time_of,
+)
 from icechunk_async.cli.declaring import repository_command
 
 if TYPE_CHECKING:
@@ -84,7 +89,7 @@ async def forget_transactions(
 
 def _show_transactions(document: TransactionList, console: Console) -> None:
     if not document.transactions:
-        console.print(Text.assemble("No transaction of ", document.branch, " is known."))
+        console.print(assembled("No transaction of ", document.branch, " is known."))
         return
     table = make_table("APPLICATION", "VERSION", time_head("COMMITTED", console))
     for it in document.transactions:
@@ -95,7 +100,7 @@ def _show_transactions(document: TransactionList, console: Console) -> None:
 
 def _show_forgotten(document: Forgotten, console: Console) -> None:
     names = ", ".join(document.app_ids)
-    console.print(Text.assemble("Forgot the transactions of ", plain(names), "."))
+    console.print(assembled("Forgot the transactions of ", plain(names), "."))
 
 
 def register(app: typer.Typer) -> None:
