@@ -37,6 +37,7 @@ from icechunk_async.engine.open import (
     Request,
     as_snapshot_id,
     find_at,
+    given_options,
     open_engine,
 )
 from icechunk_async.engine.tree.modes import SessionMode
@@ -214,13 +215,14 @@ class Repository:
 
         Cancellation: the repository may have been created.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        settings = OwnSettings(packing, sums)
-        request = replace(
-            request,
+        request = _request(
+            location,
+            storage_options,
+            config,
+            authorize_virtual_chunk_access,
             cache=cache,
             hedge=hedge,
-            settings=settings,
+            settings=OwnSettings(packing, sums),
             verify_reads=verify_reads,
             after_commit=after_commit,
         )
@@ -272,13 +274,14 @@ class Repository:
 
         Cost: three requests at once; if they find neither version 1 nor 2, some more.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        settings = OwnSettings(packing, sums)
-        request = replace(
-            request,
+        request = _request(
+            location,
+            storage_options,
+            config,
+            authorize_virtual_chunk_access,
             cache=cache,
             hedge=hedge,
-            settings=settings,
+            settings=OwnSettings(packing, sums),
             verify_reads=verify_reads,
             after_commit=after_commit,
         )
@@ -308,13 +311,14 @@ class Repository:
         Arguments and errors are those of `open` and `create`; ``spec_version`` and ``layout`` count
         only for a repository that is created.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        settings = OwnSettings(packing, sums)
-        request = replace(
-            request,
+        request = _request(
+            location,
+            storage_options,
+            config,
+            authorize_virtual_chunk_access,
             cache=cache,
             hedge=hedge,
-            settings=settings,
+            settings=OwnSettings(packing, sums),
             verify_reads=verify_reads,
             after_commit=after_commit,
         )
@@ -2968,12 +2972,17 @@ def _request(
     storage_options: Mapping[str, object] | None,
     config: RepositoryConfig | None = None,
     authorized: Mapping[str, VirtualAccess] | None = None,
+    **more: Any,
 ) -> Request:
     if isinstance(location, str) and "|" in location:
         from icechunk_async.urls import plain_location  # noqa: PLC0415 -- loaded when it is used
 
         location = plain_location(location)
-    return Request(location, dict(storage_options or {}), config, dict(authorized or {}))
+    request = Request(
+        location, given_options(storage_options), config, dict(authorized or {}), **more
+    )
+    request.check_types()
+    return request
 
 
 def refuse_two(*names: object) -> None:

@@ -18,7 +18,6 @@ import xarray
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import ForkSession
-from icechunk_async.sync.storage import Storage
 from icechunk_async.sync.xarray import write_lazy
 from icechunk_async.zarr.datasets import write_known
 
@@ -79,10 +78,8 @@ async def to_icechunk(
 
 def _source(fork: AsyncForkSession) -> Source:
     """Return how workers in other processes open the repository of a fork."""
-    origin = fork.origin
-    assert origin is not None  # every session of a repository has one
-    storage = Storage.from_url(origin.url, **origin.storage_options)
-    return Source(storage, origin.config, origin.authorized)
+    assert fork.origin is not None  # every session of a repository has one
+    return Source.of(fork.origin)
 
 
 async def open_dataset(session: Session, group: str | None = None, **kwargs: Any) -> xarray.Dataset:

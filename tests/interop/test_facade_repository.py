@@ -61,8 +61,13 @@ def test_every_member_has_the_same_arguments(name: str) -> None:
 
 
 _COMMITTING = ("timeout_seconds", "once", "unchanged")
-_CHECKED = ("sums", "verify_reads", "after_commit")
+_SETTINGS = (
+    *("storage_options", "cache", "hedge", "packing", "sums", "verify_reads", "after_commit"),
+    *("layout", "probe"),
+)
 _OPENING = ("create", "open", "open_or_create")
+_PLACES = ("exists", "fetch_config", "fetch_spec_version")
+_REPORTING = ("chunk_storage_stats", "garbage_collect", "rewrite_manifests")
 _READING = (
     "ancestry",
     "ancestry_graph",
@@ -71,8 +76,20 @@ _READING = (
     "readonly_session",
     "readonly_session_async",
 )
+
+
+def _pairs(*names: str) -> list[str]:
+    return [*names, *(f"{it}_async" for it in names)]
+
+
 _ADDED = {
-    **dict.fromkeys((*_OPENING, *(f"{it}_async" for it in _OPENING)), _CHECKED),
+    **dict.fromkeys(_pairs(*_OPENING), _SETTINGS),
+    **dict.fromkeys(_pairs(*_PLACES), ("storage_options",)),
+    **dict.fromkeys(_pairs(*_REPORTING), ("progress",)),
+    **dict.fromkeys(_pairs("expire_snapshots"), ("dry_run",)),
+    **dict.fromkeys(_pairs("amend", "flush"), ("allow_missing_forks",)),
+    **dict.fromkeys(_pairs("merge"), ("allow_overlaps",)),
+    "reindex_array": ("vectorized",),
     **dict.fromkeys(("commit", "commit_async"), (*_COMMITTING, "allow_missing_forks")),
     **dict.fromkeys(
         ("writable_session", "writable_session_async"), ("lease", "owner", "deduplicate")

@@ -36,11 +36,13 @@ from icechunk_async.errors import (
     SnapshotNotFoundError,
     TagNotFoundError,
     UnsafeStorageError,
+    WrongTypeError,
 )
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.storage import open_storage
-from icechunk_async.storage.cache.cached import Cached
+from icechunk_async.storage.cache.cached import Cached, CacheOptions
+from icechunk_async.storage.policies.hedge import HedgePolicy
 from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import with_policies, with_retries
 
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
-    from icechunk_async.storage.cache.cached import CacheOptions
-    from icechunk_async.storage.policies.hedge import HedgePolicy
 
     type Location = str | os.PathLike[str] | Storage
 
@@ -74,6 +74,7 @@ __all__ = [
     "check_safe",
     "early",
     "find_at",
+    "given_options",
     "open_engine",
     "open_location",
 ]
@@ -148,6 +149,20 @@ class Request:
     verify_reads: bool = False
     after_commit: Sequence[Callable[[CommitEvent], Any]] = ()
     """Are told of what this repository publishes; they do not travel."""
+
+    def check_types(self) -> None:
+        """Raise `WrongTypeError` for settings that are something else, such as a path or True."""
+        expected = (
+            ("cache", self.cache, CacheOptions, "icechunk_async.storage"),
+            ("hedge", self.hedge, HedgePolicy, "icechunk_async.storage"),
+            ("packing", self.settings.packing, Packing, "icechunk_async"),
+        )
+        for name, value, kind, home in expected:
+            if value is not None and not isinstance(value, kind):
+                raise WrongTypeError(
+                    f"{name}= is a {kind.__name__} of {home} or None, not a "
+                    f"{type(value).__name__}. Pass {name}={kind.__name__}(...)."
+                )
 
 
 class Neighbours:
@@ -392,6 +407,21 @@ class Creation:
 class _HasDescription(Protocol):
     @property
     def description(self) -> object: ...
+
+
+def given_options(storage_options: Mapping[str, object] | None) -> dict[str, object]:
+    """Return the options of a backend, as its caller gave them.
+
+    Raises:
+        WrongTypeError: it is no mapping by names; the message shows no value, which may be secret.
+    """
+    given: object = {} if storage_options is None else storage_options
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise WrongTypeError(
+            "storage_options maps names of the backend's options to their values, such as "
+            f"{{'region': 'eu-west-1'}}; this {type(given).__name__} does not."
+        )
+    return dict(given)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, override
 
 from anyio import to_thread
 
-from icechunk_async.engine.open import as_snapshot_id
+from icechunk_async.engine.open import Creation, as_snapshot_id
 from icechunk_async.errors import (
     SessionStateError,
     UnsupportedBySpecError,
@@ -53,6 +53,7 @@ from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncIterator,
+        Awaitable,
         Callable,
         Collection,
         Coroutine,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
+    from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
     from types import TracebackType
 
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure
     from icechunk_async.engine.commit.once import Transaction
+    from icechunk_async.engine.files.checks import VerifiedReads
+    from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.history.summary import OperationsLog
     from icechunk_async.engine.open import Location
@@ -81,6 +85,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.versions.feed import Change
     from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
     from icechunk_async.session import AnySession as AsyncSession
+    from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
+    from icechunk_async.storage.policies.hedge import HedgePolicy
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
     from icechunk_async.sync.official.display import Rows
@@ -152,8 +158,14 @@ class Repository(Displayed):
         check_clean_root: bool = True,  # noqa: FBT001, FBT002
         attribution: Attribution | None = None,
         *,
+        layout: str | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
+        hedge: HedgePolicy | None = None,
+        packing: Packing | None = None,
         sums: bool | None = None,
         verify_reads: bool = False,
+        probe: bool | None = None,
         after_commit: Sequence[Callable[[CommitEvent], object]] = (),
     ) -> Coroutine[Any, Any, Repository]:
         """Create a repository and open it.
@@ -165,38 +177,45 @@ class Repository(Displayed):
             spec_version: the version of the format, 1 or 2; the newest if None.
             check_clean_root: refuse a place that holds any object.
             attribution: see `open`.
+            layout: one that no format version has, see `icechunk_async.Repository.create`;
+                `spec_version` does not count then.
+            storage_options: see `open`.
+            cache: see `open`.
+            hedge: see `open`.
+            packing: which chunks share objects; stored with a repository of format version 2.
             sums: keep a checksum of each chunk; stored with a repository of format version 2.
             verify_reads: see `open`.
+            probe: try the storage's promises first, see `icechunk_async.storage.probe`. None:
+                unless the backend verifies them itself, as memory and local disks do, or this
+                process tried the same bucket within the last hour. False accepts the risk.
             after_commit: see `open`.
 
         Raises:
             AlreadyExistsError: the place holds a repository or other objects.
             StorageError: commits could be lost there; nothing was written.
         """
-        source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        source = replace(
-            source, sums=sums, verify_reads=verify_reads, after_commit=tuple(after_commit)
+        warn_of_none(authorize_virtual_chunk_access)
+        source = Source(
+            given_storage(storage, storage_options),
+            config,
+            authorize_virtual_chunk_access,
+            attribution,
+            cache=cache,
+            hedge=hedge,
+            packing=packing,
+            sums=sums,
+            verify_reads=verify_reads,
+            after_commit=tuple(after_commit),
         )
-        return cls._create(source, spec_version, check_clean_root=check_clean_root)
+        made = Creation(given_version(spec_version), check_clean_root, probe, layout)
+        return cls._entered(source, source.creating(made))
 
     @classmethod
-    async def _create(
-        cls,
-        source: Source,
-        version: SpecVersion | int | None,
-        *,
-        check_clean_root: bool,
-        or_open: bool = False,
+    async def _entered(
+        cls, source: Source, manager: AbstractAsyncContextManager[AsyncRepository]
     ) -> Self:
         handle = RepositoryHandle(source)
-        with translated():
-            await handle.enter(
-                source.creating(
-                    spec_version=given_version(version),
-                    check_clean_root=check_clean_root,
-                    or_open=or_open,
-                )
-            )
+        await handle.enter(manager)
         return cls(handle)
 
     @classmethod
@@ -208,6 +227,10 @@ class Repository(Displayed):
         authorize_virtual_chunk_access: Access = None,
         attribution: Attribution | None = None,
         *,
+        storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
+        hedge: HedgePolicy | None = None,
+        packing: Packing | None = None,
         sums: bool | None = None,
         verify_reads: bool = False,
         after_commit: Sequence[Callable[[CommitEvent], object]] = (),
@@ -220,34 +243,76 @@ class Repository(Displayed):
             authorize_virtual_chunk_access: the virtual chunk containers that may be read: their
                 URL prefixes, with the credentials for each.
             attribution: labels in the User-Agent of the requests for the repository.
+            storage_options: the backend's options, if ``storage`` is a path or URL.
+            cache: keep immutable objects (chunks, manifests, snapshots, transaction logs) that
+                were read in memory and, if it names a directory, on disk; see
+                `icechunk_async.storage.CacheOptions` and `cache_statistics`.
+            hedge: send a slow read of an immutable object a second time and take the first
+                reply. None: never. Memory and local disks ignore it.
+            packing: which chunks of new sessions share objects, see `icechunk_async.Packing`;
+                None: as stored.
             sums: keep a checksum of each chunk that is written; None: as stored.
             verify_reads: compare each native chunk that is read whole with its checksum, and
                 raise an error in place of returning damaged bytes.
             after_commit: functions that are told of each branch that this object moved, after it
                 was published, with a `CommitEvent` of `icechunk_async.results`. Each runs in a
                 thread, and is waited for, for at most 30 s; its errors undo nothing, see
-                `hook_failures`. They do not travel with pickles.
+                `hook_failures`. They do not travel with pickles; the other settings do.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
+            InvalidInputError: a setting is of another class (a `TypeError`, too), or
+                ``storage_options`` are given for a storage, which has its own.
         """
-        source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        source = replace(
-            source, sums=sums, verify_reads=verify_reads, after_commit=tuple(after_commit)
+        warn_of_none(authorize_virtual_chunk_access)
+        source = Source(
+            given_storage(storage, storage_options),
+            config,
+            authorize_virtual_chunk_access,
+            attribution,
+            cache=cache,
+            hedge=hedge,
+            packing=packing,
+            sums=sums,
+            verify_reads=verify_reads,
+            after_commit=tuple(after_commit),
         )
-        return cls._open(source)
+        return cls._entered(source, source.opening())
 
     @property
     def hook_failures(self) -> list[HookFailure]:
         """The last hundred failures of hooks after commit (`after_commit`), oldest first."""
         return self.handle.now().hook_failures
 
-    @classmethod
-    async def _open(cls, source: Source) -> Self:
-        handle = RepositoryHandle(source)
-        with translated():
-            await handle.repository()
-        return cls(handle)
+    @property
+    def cache_statistics(self) -> CacheStatistics | None:
+        """Hits, misses and sizes of the cache; None without a cache."""
+        return self.handle.now().cache_statistics
+
+    @property
+    def packing(self) -> Packing:
+        """Which chunks share objects: as given at opening, otherwise as stored."""
+        return self.handle.now().packing
+
+    @property
+    def sums(self) -> bool:
+        """Whether checksums of chunks are kept: as given at opening, otherwise as stored."""
+        return self.handle.now().sums
+
+    @property
+    def verified_reads(self) -> VerifiedReads | None:
+        """Counts of chunks that were read; None unless opened with ``verify_reads``."""
+        return self.handle.now().verified_reads
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether sessions make statistics of the chunks that they write; see `keep_statistics`."""
+        return self.handle.now().keeps_statistics
+
+    @property
+    def layout(self) -> str:
+        """The layout of the repository, such as ``"format-2"``; see `icechunk_async.Repository`."""
+        return self.handle.now().layout
 
     @classmethod
     @awaited
@@ -260,8 +325,14 @@ class Repository(Displayed):
         check_clean_root: bool = True,  # noqa: FBT001, FBT002
         attribution: Attribution | None = None,
         *,
+        layout: str | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
+        hedge: HedgePolicy | None = None,
+        packing: Packing | None = None,
         sums: bool | None = None,
         verify_reads: bool = False,
+        probe: bool | None = None,
         after_commit: Sequence[Callable[[CommitEvent], object]] = (),
     ) -> Coroutine[Any, Any, Repository]:
         """Open the repository, or create one if the place is empty.
@@ -269,54 +340,72 @@ class Repository(Displayed):
         Args and errors as for `open` and `create`; `create_version` is the format version of a
         repository that is created.
         """
-        source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        source = replace(
-            source, sums=sums, verify_reads=verify_reads, after_commit=tuple(after_commit)
+        warn_of_none(authorize_virtual_chunk_access)
+        source = Source(
+            given_storage(storage, storage_options),
+            config,
+            authorize_virtual_chunk_access,
+            attribution,
+            cache=cache,
+            hedge=hedge,
+            packing=packing,
+            sums=sums,
+            verify_reads=verify_reads,
+            after_commit=tuple(after_commit),
         )
-        return cls._create(source, create_version, check_clean_root=check_clean_root, or_open=True)
+        made = Creation(given_version(create_version), check_clean_root, probe, layout)
+        return cls._entered(source, source.creating(made, or_open=True))
 
     @staticmethod
     @awaited
     async def exists_async(
-        storage: Storage | Location, storage_settings: StorageSettings | None = None
+        storage: Storage | Location,
+        storage_settings: StorageSettings | None = None,
+        *,
+        storage_options: Mapping[str, object] | None = None,
     ) -> bool:
         """Return whether a place holds a repository.
 
         Args:
             storage: the place.
             storage_settings: accepted; the default settings are used.
+            storage_options: see `open`.
         """
-        location, options = await given_storage(storage).place()
-        with translated():
-            return await AsyncRepository.exists(location, storage_options=options)
+        return await _look(AsyncRepository.exists, storage, storage_options)
 
     @staticmethod
     @awaited
     async def fetch_spec_version_async(
-        storage: Storage | Location, storage_settings: StorageSettings | None = None
+        storage: Storage | Location,
+        storage_settings: StorageSettings | None = None,
+        *,
+        storage_options: Mapping[str, object] | None = None,
     ) -> SpecVersion | None:
         """Return the format version of a repository; None if the place holds none.
 
-        None as well for layouts before version 1.
+        None as well for layouts before version 1, which `fetch_layout` tells.
 
         Args:
             storage: the place.
             storage_settings: accepted; the default settings are used.
+            storage_options: see `open`.
         """
-        version = await _version(storage)
+        version = await _look(AsyncRepository.fetch_spec_version, storage, storage_options)
         return SpecVersion(version) if version else None
 
     @staticmethod
-    @awaited
-    async def fetch_config_async(storage: Storage | Location) -> RepositoryConfig | None:
-        """Return the configuration that is stored with a repository; None if none is stored.
+    @twin_of(AsyncRepository.fetch_layout)
+    async def fetch_layout_async(
+        storage: Storage | Location, *, storage_options: Mapping[str, object] | None = None
+    ) -> str | None:
+        return await _look(AsyncRepository.fetch_layout, storage, storage_options)
 
-        Raises:
-            RepositoryNotFoundError: there is no repository.
-        """
-        location, options = await given_storage(storage).place()
-        with translated():
-            config = await AsyncRepository.fetch_config(location, storage_options=options)
+    @staticmethod
+    @twin_of(AsyncRepository.fetch_config)
+    async def fetch_config_async(
+        storage: Storage | Location, *, storage_options: Mapping[str, object] | None = None
+    ) -> RepositoryConfig | None:
+        config = await _look(AsyncRepository.fetch_config, storage, storage_options)
         return None if config is None else RepositoryConfig.from_native(config)
 
     save_config_async = asked(AsyncRepository.save_config)
@@ -412,6 +501,7 @@ class Repository(Displayed):
     open_or_create = classmethod(blocking(open_or_create_async))
     exists = staticmethod(blocking(exists_async))
     fetch_spec_version = staticmethod(blocking(fetch_spec_version_async))
+    fetch_layout = staticmethod(blocking(fetch_layout_async))
     fetch_config = staticmethod(blocking(fetch_config_async))
     save_config = blocking(save_config_async)
     reopen = blocking(reopen_async)
@@ -909,6 +999,45 @@ class Repository(Displayed):
             parts=_CELLS,
         )
 
+    def watch(
+        self,
+        branch: str = "main",
+        *,
+        since: str | None = None,
+        poll_seconds: float = 1.0,
+        max_poll_seconds: float = 30.0,
+    ) -> Iterator[SnapshotInfo]:
+        """Iterate over the commits of a branch as they come, without end, oldest first.
+
+        Each step blocks until there is a commit; an interrupt, or a `deadline`, ends the iteration.
+        Arguments, errors and cost are those of the native method.
+        """
+        return self.watch_async(
+            branch, since=since, poll_seconds=poll_seconds, max_poll_seconds=max_poll_seconds
+        )
+
+    def watch_async(
+        self,
+        branch: str = "main",
+        *,
+        since: str | None = None,
+        poll_seconds: float = 1.0,
+        max_poll_seconds: float = 30.0,
+    ) -> AsyncCloseableIterator[SnapshotInfo]:
+        """Iterate as `watch` does, in `async for` as well."""
+        return AsyncCloseableIterator(
+            self.handle.each(
+                lambda it: it.watch(
+                    branch,
+                    since=since,
+                    poll_seconds=poll_seconds,
+                    max_poll_seconds=max_poll_seconds,
+                ),
+                SnapshotInfo.from_native,
+            ),
+            parts=_CELLS,  # none is fetched ahead: it may come much later
+        )
+
     @twin_of(AsyncRepository.cube)
     async def cube_async(
         self,
@@ -1067,6 +1196,7 @@ class Repository(Displayed):
         *,
         delete_expired_branches: bool = False,
         delete_expired_tags: bool = False,
+        dry_run: bool = False,
     ) -> set[str]:
         """Remove older snapshots from the history of all branches and tags.
 
@@ -1077,6 +1207,7 @@ class Repository(Displayed):
             older_than: remove snapshots written before this aware time.
             delete_expired_branches: delete branches whose tip is older, except `main`.
             delete_expired_tags: delete tags whose snapshot is older.
+            dry_run: change nothing, and return what would be removed.
 
         Returns: the ids of the removed snapshots.
         """
@@ -1086,6 +1217,7 @@ class Repository(Displayed):
                 older_than,
                 delete_expired_branches=delete_expired_branches,
                 delete_expired_tags=delete_expired_tags,
+                dry_run=dry_run,
             )
         )
         return set(map(str, found))
@@ -1098,8 +1230,11 @@ class Repository(Displayed):
         branch: str,
         metadata: dict[str, Any] | None = None,
         commit_method: CommitMethod = "new_commit",
+        progress: ProgressCallback | None = None,
     ) -> str:
         """Rewrite the manifests of a branch's tip, split as the configuration now says.
+
+        `progress` is called with the number of arrays done, see `garbage_collect`.
 
         Returns: the id of the new snapshot, which replaces the tip if `commit_method` is
             `"amend"`.
@@ -1107,7 +1242,11 @@ class Repository(Displayed):
         return str(
             await self.handle.ask(
                 lambda it: it.rewrite_manifests(
-                    message, branch=branch, metadata=metadata, commit_method=commit_method
+                    message,
+                    branch=branch,
+                    metadata=metadata,
+                    commit_method=commit_method,
+                    progress=progress,
                 )
             )
         )
@@ -1119,6 +1258,7 @@ class Repository(Displayed):
         self,
         destination: Storage | Location,
         *,
+        storage_options: Mapping[str, object] | None = None,
         refs: Iterable[str] | None = None,
         since: datetime | str | None = None,
         paths: Iterable[str] | None = None,
@@ -1136,7 +1276,7 @@ class Repository(Displayed):
         if since is not None and not isinstance(since, str):
             check_aware(since, "since")
         with translated():
-            async with given_storage(destination).opened() as storage:
+            async with given_storage(destination, storage_options).opened() as storage:
                 return await self.handle.ask(
                     lambda it: it.copy_to(
                         storage,
@@ -1163,6 +1303,7 @@ class Repository(Displayed):
         max_concurrent_deletes: int = 10,
         max_consecutive_delete_failures: int = 50,
         max_concurrent_listings: int | None = None,
+        progress: ProgressCallback | None = None,
     ) -> GCSummary:
         """Delete the files that no branch and no tag needs.
 
@@ -1177,6 +1318,9 @@ class Repository(Displayed):
             max_concurrent_deletes: accepted.
             max_consecutive_delete_failures: accepted.
             max_concurrent_listings: accepted.
+            progress: called with each step, an `icechunk_async.results.Progress`, in the thread of
+                the library's event loop. It must be quick and not call the facade; what it raises
+                ends the operation.
         """
         from icechunk_async.sync.ops import GCSummary  # noqa: PLC0415 -- rarely needed
 
@@ -1188,6 +1332,7 @@ class Repository(Displayed):
                 max_snapshots_in_memory=max_snapshots_in_memory,
                 max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
                 max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+                progress=progress,
             )
         )
         return GCSummary.from_native(report)
@@ -1200,12 +1345,14 @@ class Repository(Displayed):
         max_compressed_manifest_mem_bytes: int = 512 * _MIB,
         max_decoded_manifest_mem_bytes: int = 4096 * _MIB,
         max_concurrent_manifest_fetches: int = 500,
+        progress: ProgressCallback | None = None,
     ) -> ChunkStorageStats:
         stats = await self.handle.ask(
             lambda it: it.chunk_storage_stats(
                 max_snapshots_in_memory=max_snapshots_in_memory,
                 max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
                 max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+                progress=progress,
             )
         )
         return ChunkStorageStats.from_native(stats)
@@ -1235,9 +1382,11 @@ class Repository(Displayed):
         return _native_bytes(stats)
 
     verify_async = asked(AsyncRepository.verify)
+    check_references_async = asked(AsyncRepository.check_references)
     add_sums_async = asked(AsyncRepository.add_sums)
     analyze_async = asked(AsyncRepository.analyze)
     check_content_async = asked(AsyncRepository.check_content)
+    save_packing_async = asked(AsyncRepository.save_packing)
     save_sums_async = asked(AsyncRepository.save_sums)
     keep_statistics_async = asked(AsyncRepository.keep_statistics)
 
@@ -1273,9 +1422,11 @@ class Repository(Displayed):
         return await self.handle.ask(work)
 
     verify = blocking(verify_async)
+    check_references = blocking(check_references_async)
     add_sums = blocking(add_sums_async)
     analyze = blocking(analyze_async)
     check_content = blocking(check_content_async)
+    save_packing = blocking(save_packing_async)
     save_sums = blocking(save_sums_async)
     keep_statistics = blocking(keep_statistics_async)
     repair = blocking(repair_async)
@@ -1288,20 +1439,15 @@ class Repository(Displayed):
     total_chunks_storage = blocking(total_chunks_storage_async)
 
 
-def _source(
+async def _look[T](
+    question: Callable[..., Awaitable[T]],
     storage: Storage | Location,
-    config: RepositoryConfig | None,
-    access: Access,
-    attribution: Attribution | None,
-) -> Source:
-    warn_of_none(access)
-    return Source(given_storage(storage), config, access, attribution)
-
-
-async def _version(storage: Storage | Location) -> int:
-    location, options = await given_storage(storage).place()
+    storage_options: Mapping[str, object] | None,
+) -> T:
+    """Ask about a place without opening a repository."""
+    location, options = await given_storage(storage, storage_options).place()
     with translated():
-        return await AsyncRepository.fetch_spec_version(location, storage_options=options)
+        return await question(location, storage_options=options)
 
 
 async def _native_bytes(stats: Coroutine[Any, Any, ChunkStorageStats]) -> int:
@@ -1343,12 +1489,8 @@ def upgrade_icechunk_repository(
             "This repository has been invalidated by upgrade_icechunk_repository(). "
             "Use the new Repository object returned by that function instead."
         )
-    return Repository.open(
-        handle.source.storage,
-        handle.source.config,
-        dict(handle.source.authorized or {}),
-        handle.source.attribution,
-    )
+    source = handle.source.changed(None, None)
+    return run(Repository._entered(source, source.opening()))  # noqa: SLF001
 
 
 async def _upgrade(handle: RepositoryHandle, *, dry_run: bool, delete_unused: bool) -> None:

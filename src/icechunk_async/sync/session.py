@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, override
+from typing import TYPE_CHECKING, Any, Final, Literal, overload, override
 
 from icechunk_async.engine.tree.nodes import known_chunk_type, node_id
 from icechunk_async.errors import SessionStateError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._display.cards import Card
     from icechunk_async.engine.commit.once import Transaction
+    from icechunk_async.engine.tree.reshape import MoveChunks
     from icechunk_async.session import AnySession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.handles.sessions import SessionHandle
@@ -144,6 +145,18 @@ class Session(Displayed):
         return isinstance(native, AsyncSession) and native.already_committed
 
     @property
+    def outcome_unknown(self) -> bool:
+        """Whether a commit may have landed without an answer; commit again to find out."""
+        native = self.handle.ready
+        return isinstance(native, AsyncSession) and native.outcome_unknown
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether garbage collection spares what the session writes, see `writable_session`."""
+        native = self.handle.ready
+        return isinstance(native, AsyncSession) and native.has_lease
+
+    @property
     def config(self) -> RepositoryConfig:
         """The configuration of the repository."""
         return RepositoryConfig.from_native(self.handle.repository.now().config)
@@ -213,21 +226,37 @@ class Session(Displayed):
 
     @twin_of(AsyncSession.amend)
     async def amend_async(
-        self, message: str, *, metadata: dict[str, Any] | None = None, allow_empty: bool = False
+        self,
+        message: str,
+        *,
+        metadata: dict[str, Any] | None = None,
+        allow_empty: bool = False,
+        allow_missing_forks: bool = True,
     ) -> str:
         return str(
             await self._publish(
                 lambda session: session.amend(
-                    message, metadata, allow_empty=allow_empty, allow_missing_forks=True
+                    message,
+                    metadata,
+                    allow_empty=allow_empty,
+                    allow_missing_forks=allow_missing_forks,
                 )
             )
         )
 
     @twin_of(AsyncSession.flush)
-    async def flush_async(self, message: str, *, metadata: dict[str, Any] | None = None) -> str:
+    async def flush_async(
+        self,
+        message: str,
+        *,
+        metadata: dict[str, Any] | None = None,
+        allow_missing_forks: bool = True,
+    ) -> str:
         return str(
             await self.handle.ask(
-                lambda session: session.flush(message, metadata, allow_missing_forks=True)
+                lambda session: session.flush(
+                    message, metadata, allow_missing_forks=allow_missing_forks
+                )
             )
         )
 
@@ -237,8 +266,12 @@ class Session(Displayed):
         await self._publish(lambda session: session.rebase(given))
 
     @awaited
-    async def merge_async(self, *others: ForkSession) -> None:
+    async def merge_async(self, *others: ForkSession, allow_overlaps: bool = True) -> None:
         """Add the changes of forks of this session.
+
+        Args:
+            others: in order: of several that set one chunk the last one counts.
+            allow_overlaps: if false, a chunk that several of them set is a conflict.
 
         Raises:
             SessionStateError: one was not forked from here.
@@ -250,7 +283,7 @@ class Session(Displayed):
                 if not isinstance(it, Session):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise not_a_fork(it)
         forks = [other.handle.fork for other in others]
-        await self.handle.ask(lambda session: session.merge(*forks))
+        await self.handle.ask(lambda it: it.merge(*forks, allow_overlaps=allow_overlaps))
 
     def fork(self) -> ForkSession:
         """Return a fork, which can be pickled and written to in other processes; see `merge`.
@@ -321,8 +354,26 @@ class Session(Displayed):
 
     all_virtual_chunk_locations_async = asked(AsyncSession.all_virtual_chunk_locations)
 
+    @overload
     def reindex_array(
-        self, array_path: str, forward: Reindexing, backward: Reindexing | None = None
+        self,
+        array_path: str,
+        forward: Reindexing,
+        backward: Reindexing | None = None,
+        *,
+        vectorized: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def reindex_array(
+        self,
+        array_path: str,
+        forward: MoveChunks,
+        backward: MoveChunks | None = None,
+        *,
+        vectorized: Literal[True],
+    ) -> None: ...
+    def reindex_array(
+        self, array_path: str, forward: Any, backward: Any = None, *, vectorized: Any = False
     ) -> None:
         """Give new coordinates to all chunks of an array, without copying any.
 
@@ -330,10 +381,17 @@ class Session(Displayed):
             array_path: the array; its chunk grid must be regular.
             forward: returns the new coordinates of a chunk, or None to drop it.
             backward: the inverse: returns the old coordinates, or None for a new chunk.
+            vectorized: call each function once, with all coordinates as the rows of an integer
+                array ``(n, rank)``; it returns such an array, where a row with a negative number
+                means None. Much faster.
 
         Both functions run on the portal's thread, and must make no blocking call of the facade.
         """
-        run(self.handle.ask(lambda it: it.reindex_array(array_path, forward, backward)))
+
+        async def reindex(it: AnySession) -> None:
+            await it.reindex_array(array_path, forward, backward, vectorized=vectorized)
+
+        run(self.handle.ask(reindex))
 
     def shift_array(self, array_path: str, chunk_offset: Iterable[int]) -> None:
         """Move all chunks of an array by a number of chunks along each axis.

@@ -22,7 +22,6 @@ from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_path, name_of
 from icechunk_async.sync.bridge.portal import run, run_async
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
-from icechunk_async.sync.storage import Storage
 from icechunk_async.zarr.cube import CubeArray
 
 try:
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.engine.open import Engine, Origin
+    from icechunk_async.engine.open import Engine
     from icechunk_async.engine.versions.timeline import Choice, Timeline
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.zarr.cube import Key
 
-__all__ = ["Elsewhere", "Here", "open_cube", "source_of"]
+__all__ = ["Elsewhere", "Here", "open_cube"]
 
 DIMENSION: Final = "known_at"
 _BLOCK_BYTES: Final = 128 << 20
@@ -105,13 +104,7 @@ class Here:
         return await question(self._engine)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Elsewhere, (RepositoryHandle(source_of(self._engine.origin)),)
-
-
-def source_of(origin: Origin) -> Source:
-    """Return how the facade opens, in other processes, what was opened natively."""
-    storage = Storage.from_url(origin.url, **origin.storage_options)
-    return Source(storage, origin.config, origin.authorized, verify_reads=origin.verify_reads)
+        return Elsewhere, (RepositoryHandle(Source.of(self._engine.origin)),)
 
 
 async def open_cube(

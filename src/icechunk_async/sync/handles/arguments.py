@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async.engine.open import given_options
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.sync.errors import translated
@@ -32,13 +33,24 @@ __all__ = [
 ]
 
 
-def given_storage(storage: Storage | Location) -> Storage:
-    """Return the facade's description of a place: a path, a URL or a storage."""
-    if isinstance(storage, Storage):
-        return storage
-    if isinstance(storage, str | PathLike):
-        return Storage.from_url(storage)
-    return Storage.from_storage(storage)
+def given_storage(
+    storage: Storage | Location, storage_options: Mapping[str, object] | None = None
+) -> Storage:
+    """Return the facade's description of a place: a path, a URL or a storage.
+
+    Raises:
+        InvalidInputError: there are options, which only a path or a URL can have.
+    """
+    with translated():
+        options = given_options(storage_options)
+        if isinstance(storage, str | PathLike):
+            return Storage.from_url(storage, **options)
+        if options:
+            raise InvalidInputError(
+                f"storage_options go with a path or a URL; this {type(storage).__name__} has its "
+                "own. Give them where it is made, such as Storage.from_url(url, **options)."
+            )
+    return storage if isinstance(storage, Storage) else Storage.from_storage(storage)
 
 
 def described(storage: Storage) -> Storage:

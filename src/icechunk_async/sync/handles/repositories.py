@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -32,13 +32,17 @@ from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.arguments import described, given_access
 from icechunk_async.sync.official.mirrors import to_native
 from icechunk_async.sync.official.states import Attribution, SpecVersion
+from icechunk_async.sync.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from icechunk_async.engine.commit.hooks import CommitEvent
-    from icechunk_async.sync.storage import Storage
+    from icechunk_async.engine.files.packs import Packing
+    from icechunk_async.engine.open import Creation, Origin
+    from icechunk_async.storage.cache.cached import CacheOptions
+    from icechunk_async.storage.policies.hedge import HedgePolicy
 
 __all__ = ["RepositoryHandle", "Source"]
 
@@ -57,22 +61,29 @@ class Source:
     authorized: Mapping[str, Any] | None = None
     attribution: Attribution | None = None
     default_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    cache: CacheOptions | None = None
+    hedge: HedgePolicy | None = None
+    packing: Packing | None = None
     sums: bool | None = None
     verify_reads: bool = False
     after_commit: tuple[Callable[[CommitEvent], object], ...] = ()
-    """Hooks of this process; they do not travel."""
+    """Hooks of this process; they do not travel, and so stay the last field."""
+
+    @classmethod
+    def of(cls, origin: Origin) -> Source:
+        """Return how the facade opens, in other processes, what was opened natively."""
+        return cls(
+            Storage.from_url(origin.url, **origin.storage_options),
+            origin.config,
+            origin.authorized,
+            packing=origin.settings.packing,
+            sums=origin.settings.sums,
+            verify_reads=origin.verify_reads,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = (
-            described(self.storage),
-            self.config,
-            self.authorized,
-            self.attribution,
-            self.default_metadata,
-            self.sums,
-            self.verify_reads,
-        )
-        return Source, values
+        _, *values, _ = (getattr(self, it.name) for it in fields(self))
+        return Source, (described(self.storage), *values)
 
     def changed(self, config: Any, authorized: Mapping[str, Any] | None) -> Source:
         """Return the arguments for opening it with more configuration, or other access."""
@@ -93,12 +104,18 @@ class Source:
         return self._entered(AsyncRepository.open)
 
     def creating(
-        self, *, spec_version: int, check_clean_root: bool, or_open: bool = False
+        self, creation: Creation, *, or_open: bool = False
     ) -> AbstractAsyncContextManager[AsyncRepository]:
         """Create the repository, or with `or_open` create or open it; warns as `opening` does."""
         create = AsyncRepository.open_or_create if or_open else AsyncRepository.create
         return self._entered(
-            partial(create, spec_version=spec_version, check_clean_root=check_clean_root)
+            partial(
+                create,
+                spec_version=creation.spec_version,
+                layout=creation.layout,
+                check_clean_root=creation.check_clean_root,
+                probe=creation.probe,
+            )
         )
 
     @asynccontextmanager
@@ -111,6 +128,9 @@ class Source:
             storage_options=_labelled(location, options, self.attribution),
             config=to_native(self.config),
             authorize_virtual_chunk_access=given_access(self.authorized),
+            cache=self.cache,
+            hedge=self.hedge,
+            packing=self.packing,
             sums=self.sums,
             verify_reads=self.verify_reads,
             after_commit=self._hooks(),

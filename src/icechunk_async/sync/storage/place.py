@@ -205,7 +205,7 @@ class Storage(Displayed):
                 ]
 
     @classmethod
-    def from_url(cls, url: str | os.PathLike[str], **options: object) -> Self:
+    def from_url(cls, url: str | os.PathLike[str], /, **options: object) -> Self:
         """Describe a path or URL of any installed backend, with the options of that backend.
 
         An addition to the official class; see `icechunk_async.storage.open_storage`.

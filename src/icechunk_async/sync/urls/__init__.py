@@ -15,7 +15,6 @@ from zarr.storage import StorePath
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.repository import Repository
-from icechunk_async.sync.storage import Storage
 from icechunk_async.urls import IcechunkURL
 
 if TYPE_CHECKING:
@@ -79,9 +78,13 @@ def repository_at(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Repository:
     """Open the repository of a URL."""
-    storage = Storage.from_url(url.location, **(storage_options or {}))
     access = authorize_virtual_chunk_access
-    return Repository.open(storage, config, None if access is None else dict(access))
+    return Repository.open(
+        url.location,
+        config,
+        None if access is None else dict(access),
+        storage_options=storage_options,
+    )
 
 
 def session_at(repository: Repository, url: IcechunkURL) -> Session:
