@@ -67,7 +67,7 @@ LEFT_OUT: Final = {
     "ForkSession.to_bytes": _FORKS,
     "ForkSession.workspace": _ENGINE,
 }
-"""What the asyncio classes have and the facade does not, and why."""
+"""Names and parameters of the asyncio classes that the facade lacks, and why."""
 
 
 def _missing(native: type, facade: type) -> list[str]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from icechunk_async import __version__
+from icechunk_async import Packing, __version__
+from icechunk_async import Repository as NativeRepository
 from icechunk_async.errors import StorageClosedError
 from icechunk_async.sync import Attribution, IcechunkError, Repository, Storage, http_storage
 from icechunk_async.sync.bridge.portal import run
@@ -22,6 +23,7 @@ from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from icechunk_async.storage import Storage as AsyncStorage
 
@@ -165,3 +167,17 @@ async def test_attribution_is_sent_also_after_pickling(given: dict[str, str] | N
             sent = f"app/1.0 icechunk-async/{__version__} (workload=nightly run; principal=joe)"
             assert set(agents) == {"mine" if given else sent}
             agents.clear()
+
+
+async def test_what_is_opened_natively_opens_alike_in_the_workers_of_blocking_code(
+    tmp_path: Path,
+) -> None:
+    """With the settings that were given, after pickling as well."""
+    async with NativeRepository.create(
+        tmp_path, packing=Packing(), sums=True, verify_reads=True
+    ) as repository:
+        origin = (await (await repository.writable_session("main")).fork()).origin
+    assert origin is not None
+    source = pickle.loads(pickle.dumps(Source.of(origin)))
+    assert (source.packing, source.sums, source.verify_reads) == (Packing(), True, True)
+    assert source.storage.location == tmp_path.as_uri()
