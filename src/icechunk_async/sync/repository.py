@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.files.checks import VerifiedReads
-    from icechunk_async.engine.files.packs import Packing
+    from icechunk_async.engine.files.packing import Packing
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.history.summary import OperationsLog
     from icechunk_async.engine.open import Location

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from icechunk_async.engine.commit.hooks import CommitEvent
-    from icechunk_async.engine.files.packs import Packing
+    from icechunk_async.engine.files.packing import Packing
     from icechunk_async.engine.open import Creation, Origin
     from icechunk_async.storage.cache.cached import CacheOptions
     from icechunk_async.storage.policies.hedge import HedgePolicy
