@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast, runtime_checkable
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.backoff import Backoff
@@ -152,17 +152,17 @@ class Request:
 
     def check_types(self) -> None:
         """Raise `WrongTypeError` for settings that are something else, such as a path or True."""
-        expected = (
-            ("cache", self.cache, CacheOptions, "icechunk_async.storage"),
-            ("hedge", self.hedge, HedgePolicy, "icechunk_async.storage"),
-            ("packing", self.settings.packing, Packing, "icechunk_async"),
+        _check_type("cache", self.cache, CacheOptions, "icechunk_async.storage")
+        _check_type("hedge", self.hedge, HedgePolicy, "icechunk_async.storage")
+        _check_type("packing", self.settings.packing, Packing, "icechunk_async")
+
+
+def _check_type(name: str, value: object, kind: type, home: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise WrongTypeError(
+            f"{name}= is a {kind.__name__} of {home} or None, not a {type(value).__name__}. Pass "
+            f"{name}={kind.__name__}(...)."
         )
-        for name, value, kind, home in expected:
-            if value is not None and not isinstance(value, kind):
-                raise WrongTypeError(
-                    f"{name}= is a {kind.__name__} of {home} or None, not a "
-                    f"{type(value).__name__}. Pass {name}={kind.__name__}(...)."
-                )
 
 
 class Neighbours:
@@ -415,13 +415,20 @@ def given_options(storage_options: Mapping[str, object] | None) -> dict[str, obj
     Raises:
         WrongTypeError: it is no mapping by names; the message shows no value, which may be secret.
     """
-    given: object = {} if storage_options is None else storage_options
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if storage_options is None:
+        return {}
+    if not _maps_names(storage_options):
         raise WrongTypeError(
             "storage_options maps names of the backend's options to their values, such as "
-            f"{{'region': 'eu-west-1'}}; this {type(given).__name__} does not."
+            f"{{'region': 'eu-west-1'}}; this {type(storage_options).__name__} does not."
         )
-    return dict(given)
+    return dict(storage_options)
+
+
+def _maps_names(given: object) -> bool:
+    return isinstance(given, Mapping) and all(
+        isinstance(name, str) for name in cast("Mapping[object, object]", given)
+    )
 
 
 @asynccontextmanager

@@ -208,15 +208,7 @@ class Repository(Displayed):
             after_commit=tuple(after_commit),
         )
         made = Creation(given_version(spec_version), check_clean_root, probe, layout)
-        return cls._entered(source, source.creating(made))
-
-    @classmethod
-    async def _entered(
-        cls, source: Source, manager: AbstractAsyncContextManager[AsyncRepository]
-    ) -> Self:
-        handle = RepositoryHandle(source)
-        await handle.enter(manager)
-        return cls(handle)
+        return _entered(cls, source, source.creating(made))
 
     @classmethod
     @awaited
@@ -277,7 +269,7 @@ class Repository(Displayed):
             verify_reads=verify_reads,
             after_commit=tuple(after_commit),
         )
-        return cls._entered(source, source.opening())
+        return _entered(cls, source, source.opening())
 
     @property
     def hook_failures(self) -> list[HookFailure]:
@@ -354,7 +346,7 @@ class Repository(Displayed):
             after_commit=tuple(after_commit),
         )
         made = Creation(given_version(create_version), check_clean_root, probe, layout)
-        return cls._entered(source, source.creating(made, or_open=True))
+        return _entered(cls, source, source.creating(made, or_open=True))
 
     @staticmethod
     @awaited
@@ -1439,6 +1431,14 @@ class Repository(Displayed):
     total_chunks_storage = blocking(total_chunks_storage_async)
 
 
+async def _entered[R: Repository](
+    cls: type[R], source: Source, manager: AbstractAsyncContextManager[AsyncRepository]
+) -> R:
+    handle = RepositoryHandle(source)
+    await handle.enter(manager)
+    return cls(handle)
+
+
 async def _look[T](
     question: Callable[..., Awaitable[T]],
     storage: Storage | Location,
@@ -1490,7 +1490,7 @@ def upgrade_icechunk_repository(
             "Use the new Repository object returned by that function instead."
         )
     source = handle.source.changed(None, None)
-    return run(Repository._entered(source, source.opening()))  # noqa: SLF001
+    return run(_entered(Repository, source, source.opening()))
 
 
 async def _upgrade(handle: RepositoryHandle, *, dry_run: bool, delete_unused: bool) -> None:
