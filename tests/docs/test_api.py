@@ -46,6 +46,7 @@ def test_a_public_class_has_a_page(name: str) -> None:
         "spark",
         "sync",
         "sync.versions",
+        "sync.virtual",
         "tables",
         "tiledb",
         "upkeep",

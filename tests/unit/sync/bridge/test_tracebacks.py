@@ -344,16 +344,21 @@ def test_awaited_twins_show_the_same() -> None:
     assert caught.value.__context__ is None
 
 
+def _refused(repository: Repository) -> weakref.ref[RefNotFoundError]:
+    try:
+        repository.lookup_branch("mainly")
+    except RefNotFoundError as error:
+        return weakref.ref(error)
+    raise AssertionError
+
+
 def test_an_error_is_freed_without_the_garbage_collector() -> None:
     """It holds no frame that holds it: what the frames hold, such as arrays, goes with it."""
     repository = Repository.create(in_memory_storage())
     gc.collect()
     gc.disable()
     try:
-        try:
-            repository.lookup_branch("mainly")
-        except RefNotFoundError as error:
-            seen = weakref.ref(error)
+        seen = _refused(repository)
         for _ in range(3):  # the loop forgets the call that failed
             repository.list_branches()
         assert seen() is None
