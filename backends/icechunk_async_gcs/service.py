@@ -227,7 +227,8 @@ class Service:
         if client is not None:
             return client
         system = await anyio.to_thread.run_sync(self._system)  # may read files about certificates
-        if "connector" not in system.session_kwargs and not system._use_client_cert:  # noqa: SLF001
+        certified = getattr(system, "_use_client_cert", False)  # of gcsfs since 2026.10
+        if "connector" not in system.session_kwargs and not certified:
             # aiohttp's cache of addresses would leave a task behind when a request is cancelled.
             system.session_kwargs["connector"] = aiohttp.TCPConnector(use_dns_cache=False)
         session: aiohttp.ClientSession = await system._set_session()  # noqa: SLF001
