@@ -29,6 +29,7 @@ PYTHON = re.compile(
 
 # Rooms of which no command hands on an error, and why.
 UNREACHABLE = {
+    "_display/": "what objects show in Python",
     "arrow/": "for other programs",
     "cli/": "its own words",
     "credentials/": "a command cannot give credentials as values",
