@@ -16,7 +16,7 @@ from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, WorkingTree
 from icechunk_async.engine.changes.splitting import plan_manifests, split_sizes
-from icechunk_async.engine.files.digests import digests_of, listed
+from icechunk_async.engine.sidecars.digests import digests_of, listed
 from icechunk_async.errors import FormatError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList
 from icechunk_async.format.ids import ManifestId

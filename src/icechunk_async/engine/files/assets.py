@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.files.checks import ReadChecks
     from icechunk_async.engine.files.chunks import BlockingChunkFiles, ChunkFiles
-    from icechunk_async.engine.files.digests import DigestFiles
     from icechunk_async.engine.files.layout import Layout
     from icechunk_async.engine.files.manifests import BlockingManifestFiles, ManifestFiles
-    from icechunk_async.engine.files.statistics import StatisticsFiles
-    from icechunk_async.engine.files.sums import SumFiles
+    from icechunk_async.engine.sidecars.digests import DigestFiles
+    from icechunk_async.engine.sidecars.statistics import StatisticsFiles
+    from icechunk_async.engine.sidecars.sums import SumFiles
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.format.manifest.held import HeldManifest
     from icechunk_async.format.snapshot import Snapshot
@@ -114,14 +114,14 @@ class Assets:
     @cached_property
     def sums(self) -> SumFiles:
         """Checksums of chunks."""
-        from icechunk_async.engine.files.sums import SumFiles  # noqa: PLC0415 -- on use
+        from icechunk_async.engine.sidecars.sums import SumFiles  # noqa: PLC0415 -- on use
 
         return SumFiles(self.storage, self._chunk_refs)
 
     @cached_property
     def digests(self) -> DigestFiles:
         """Lists of digests of snapshots."""
-        from icechunk_async.engine.files.digests import DigestFiles  # noqa: PLC0415 -- on use
+        from icechunk_async.engine.sidecars.digests import DigestFiles  # noqa: PLC0415 -- on use
 
         return DigestFiles(self.storage)
 
@@ -166,7 +166,7 @@ class Assets:
     @cached_property
     def statistics(self) -> StatisticsFiles:
         """Statistics of chunks."""
-        from icechunk_async.engine.files.statistics import StatisticsFiles  # noqa: PLC0415 -- on use
+        from icechunk_async.engine.sidecars.statistics import StatisticsFiles  # noqa: PLC0415 -- on use
 
         return StatisticsFiles(self.storage, self._chunk_refs)
 

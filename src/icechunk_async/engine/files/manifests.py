@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map, gather
-from icechunk_async.engine.files.sums import with_sums
+from icechunk_async.engine.sidecars.sums import with_sums
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, HeldManifest, Undecided
 from icechunk_async.storage import ByteRange, SuffixRange
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.weighted_cache import WeightedCache
     from icechunk_async.engine.files.layout import Layout, ManifestPieces
-    from icechunk_async.engine.files.sums import SumFiles
+    from icechunk_async.engine.sidecars.sums import SumFiles
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.held import Extent
     from icechunk_async.format.manifest.reading import Manifest

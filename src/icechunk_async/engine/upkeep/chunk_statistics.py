@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icechunk_async.engine.files.statistics import id_of
+from icechunk_async.engine.sidecars.statistics import id_of
 from icechunk_async.engine.upkeep.sweep import BATCH, Tally, delete_batch, is_older, pages
 from icechunk_async.format.layout import STATISTICS, statistics_key
 

@@ -13,9 +13,9 @@ import numpy as np
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
-from icechunk_async.engine.files.digests import listed
 from icechunk_async.engine.files.manifests import check_id
-from icechunk_async.engine.files.sums import with_sums
+from icechunk_async.engine.sidecars.digests import listed
+from icechunk_async.engine.sidecars.sums import with_sums
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList, Listed, node_lines
 from icechunk_async.format.envelope import FileType, unpack

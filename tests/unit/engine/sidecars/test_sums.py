@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from icechunk_async.engine.files.sums import SumFiles, with_sums
+from icechunk_async.engine.sidecars.sums import SumFiles, with_sums
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ManifestId, NodeId
 from icechunk_async.format.layout import sums_key

@@ -15,7 +15,7 @@ from icechunk_async.format.layout import digests_key
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from icechunk_async.engine.files.sums import SumFiles
+    from icechunk_async.engine.sidecars.sums import SumFiles
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.format.sums import ManifestSums
     from icechunk_async.storage import Storage
