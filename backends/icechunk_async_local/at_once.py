@@ -17,11 +17,10 @@ import sys
 from errno import EINVAL, ELOOP, ENOSYS, EOPNOTSUPP, EPERM
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from icechunk_async.storage import Retrieved, slice_range
 from icechunk_async_local.failures import missing
 from icechunk_async_local.filesystems import opens_without_requests
+from icechunk_async_local.memory import fresh_memory
 from icechunk_async_local.versions import modified_at_us, version_from
 
 if TYPE_CHECKING:
@@ -266,7 +265,9 @@ def _memory(length: int) -> memoryview:
     long to copy there from the system's cache, whose pages are aligned.
     """
     if length < _MAPPED_BYTES:
-        return memoryview(np.empty(length, np.uint8))
+        return fresh_memory(length)
+    import numpy as np  # noqa: PLC0415 -- small files are read without it
+
     fresh = np.empty(length + _PAGE_BYTES, np.uint8)
     start = -fresh.ctypes.data % _PAGE_BYTES
     return memoryview(fresh[start : start + length])

@@ -8,6 +8,7 @@ whose calls turn out to be slow asks for a second thread to share them.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import deque
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from aiofiles.os import wrap  # type: ignore[import-untyped, unused-ignore]
 
 from icechunk_async.errors import StorageClosedError
@@ -184,6 +184,12 @@ def _closed() -> StorageClosedError:
 _LARGE_BYTES: Final = 1 << 16
 
 
+def _is_array(owner: object) -> bool:
+    """Return whether memory belongs to an array; nothing does as long as NumPy is not imported."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(owner, numpy.ndarray)
+
+
 class TakenBackError(Exception):
     """The caller was cancelled and owns its buffer again; the result of the write is dropped."""
 
@@ -201,7 +207,7 @@ class Loan:
         """
         view = memoryview(data)
         is_fixed = type(view.obj) is bytes
-        self._is_lent = view.nbytes >= _LARGE_BYTES and isinstance(view.obj, np.ndarray)
+        self._is_lent = view.nbytes >= _LARGE_BYTES and _is_array(view.obj)
         self._taken_back = False
         self.data = data if self._is_lent or is_fixed else bytes(data)
 

@@ -12,8 +12,6 @@ from functools import partial
 from itertools import batched, groupby
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from icechunk_async.errors import (
     IcechunkError,
     OutcomeUnknownError,
@@ -32,6 +30,7 @@ from icechunk_async.storage import (
     slice_range,
 )
 from icechunk_async_local.failures import MISSING, explain, missing, refuse_link
+from icechunk_async_local.memory import fresh_memory
 from icechunk_async_local.paths import KeptFolders
 from icechunk_async_local.publishing import draft, refused
 from icechunk_async_local.versions import modified_at, version_of
@@ -329,12 +328,8 @@ def _is_directory(folder: int, name: bytes) -> bool:
 
 
 def _read_all(fd: int, start: int, stop: int) -> memoryview:
-    """Read the bytes of a range, or those that exist.
-
-    NumPy allocates large buffers in pages of megabytes if the system has them; touching the same
-    memory in small pages for the first time would take half of the time.
-    """
-    view = memoryview(np.empty(stop - start, np.uint8))
+    """Read the bytes of a range, or those that exist."""
+    view = fresh_memory(stop - start)
     have = count = os.preadv(fd, (view,), start)
     while count and have < len(view):  # the kernel reads at most 2 GiB at a time
         count = os.preadv(fd, (view[have:],), start + have)

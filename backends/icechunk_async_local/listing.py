@@ -13,8 +13,6 @@ from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from icechunk_async.storage import MAX_KEY_BYTES, CommonPrefix, ListEntry, ObjectInfo
 from icechunk_async.storage.extensions import ObjectStates
 from icechunk_async_local.failures import refuse_link
@@ -106,6 +104,8 @@ def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
     except OSError as error:
         if error.errno not in _GONE:
             raise
+    import numpy as np  # noqa: PLC0415 -- upkeep alone asks for columns
+
     present = np.zeros(len(names), bool)
     numbers = np.zeros((2, len(names)), np.int64)
     present[rows] = True

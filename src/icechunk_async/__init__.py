@@ -52,6 +52,10 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
         """Import a public name."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "Repository":
+            # Its sessions need NumPy. A service would else import it on its event loop, at the
+            # first session. The command takes the class from its module: history needs none.
+            import_module("numpy")
         return getattr(import_module(_HOMES[name]), name)
 
     def __dir__() -> list[str]:

@@ -21,6 +21,9 @@ from icechunk_async.format.repo_info import (
     decode_repo_info,
     encode_repo_info,
     log,
+    log_columns,
+    log_writing,
+    snapshot_columns,
     snapshot_table,
     snapshot_writing,
 )
@@ -52,17 +55,17 @@ def counted_entries() -> Generator[Counted]:
     """Count the entries that are decoded and encoded."""
     counted = Counted()
     entries = snapshot_table.SnapshotTable
-    decode, columns = entries._decode, entries.columns
-    one, many = operations_log.decode_update, operations_log.decode_updates
-    encode, encode_many = snapshot_writing._encode, operations_log.encode_updates
+    decode, some = entries._decode, snapshot_columns.SnapshotColumns.some
+    one, many = operations_log.decode_update, log_columns.decode_updates
+    encode, encode_many = snapshot_writing._encode, log_writing.encode_updates
 
     def decoded(self: snapshot_table.SnapshotTable, row: int) -> SnapshotInfo:
         counted.decoded += 1
         return decode(self, row)
 
-    def decoded_together(self: snapshot_table.SnapshotTable, rows: Sequence[int]) -> object:
+    def decoded_together(self: snapshot_columns.SnapshotColumns, rows: Sequence[int]) -> object:
         counted.decoded += len(rows)
-        return columns(self, rows)
+        return some(self, rows)
 
     def operation(row: object) -> Update:
         counted.operations_decoded += 1
@@ -83,11 +86,11 @@ def counted_entries() -> Generator[Counted]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entries, "_decode", decoded)
-        patch.setattr(entries, "columns", decoded_together)
+        patch.setattr(snapshot_columns.SnapshotColumns, "some", decoded_together)
         patch.setattr(log, "decode_update", operation)
-        patch.setattr(log, "decode_updates", operations)
+        patch.setattr(log_columns, "decode_updates", operations)
         patch.setattr(snapshot_writing, "_encode", encoded)
-        patch.setattr(log, "encode_updates", operations_encoded)
+        patch.setattr(log_writing, "encode_updates", operations_encoded)
         yield counted
 
 

@@ -92,7 +92,7 @@ def _completed(ctx: typer.Context, find: Callable[[Repository], Awaitable[Found]
 async def _looked_up(
     url: str, options: dict[str, Any], find: Callable[[Repository], Awaitable[Found]]
 ) -> Found:
-    from icechunk_async import Repository  # noqa: PLC0415 -- slow to import
+    from icechunk_async.repository import Repository  # noqa: PLC0415 -- slow to import
     from icechunk_async.urls import IcechunkURL, is_icechunk_url  # noqa: PLC0415 -- slow to import
 
     location = IcechunkURL.parse(url).location if is_icechunk_url(url) else url

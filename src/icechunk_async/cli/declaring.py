@@ -298,7 +298,7 @@ async def _opened(
     url: str, options: dict[str, Any], authorize: list[str] | None = None
 ) -> AsyncGenerator[Repository]:
     """Open a repository; if it is damaged, the error says which commands look at it and mend it."""
-    from icechunk_async import Repository  # noqa: PLC0415  # slow to import
+    from icechunk_async.repository import Repository  # noqa: PLC0415 -- slow to import
 
     access = dict.fromkeys(authorize or ())
     opened = Repository.open(url, storage_options=options, authorize_virtual_chunk_access=access)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-import numpy as np
 import zstandard
 
 from icechunk_async._version import __version__
@@ -256,6 +255,8 @@ def _decompress_large(frame: memoryview, name: str, size_bytes: int) -> memoryvi
     NumPy allocates it in pages of megabytes if the system has them; touching small pages for the
     first time would take more than a quarter of the time.
     """
+    import numpy as np  # noqa: PLC0415 -- slow to import
+
     end, _ = measure_blocks(frame, name)
     if end != len(frame):
         raise FormatError(f"A {name} file has {len(frame) - end} bytes after its zstd frame.")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-import numpy as np
-
 from icechunk_async.storage.protocol import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    import numpy as np
     import numpy.typing as npt
 
     from icechunk_async.storage.protocol import Storage
@@ -63,7 +62,11 @@ class PlacedRange(ByteRange):
 
 def room(length: int) -> memoryview | None:
     """Return memory of ``length`` bytes, allocated lazily by the system; None if it is too long."""
-    return memoryview(np.empty(length, np.uint8)) if length <= _MOST_BYTES else None
+    if length > _MOST_BYTES:
+        return None
+    import numpy as np  # noqa: PLC0415 -- slow to import
+
+    return memoryview(np.empty(length, np.uint8))
 
 
 @runtime_checkable

@@ -73,6 +73,17 @@ def test_history_needs_no_library_of_arrays(sample: Sample, arguments: tuple[str
     assert {it.split(".")[-1] for it in commands} - rooms == own
 
 
+@pytest.mark.parametrize(
+    "command", [("log",), ("branch", "list"), ("tag", "list"), ("status",), ("ops",)]
+)
+def test_refs_history_and_status_need_no_numpy(sample: Sample, command: tuple[str, ...]) -> None:
+    """Their files are small and read table by table; nor what reads or writes columns."""
+    found = modules(*command, str(sample.path))
+    columns = ("buffer", "reading", "splicing", "writing")
+    assert not found & {f"icechunk_async.format.flatbuffers.{it}" for it in columns}
+    assert not found & {"numpy", "flatbuffers", "msgpack"}
+
+
 @pytest.mark.parametrize("command", [("log",), ("branch", "list"), ("tag", "list")])
 def test_arguments_that_are_text_need_no_pydantic(sample: Sample, command: tuple[str, ...]) -> None:
     """Typer would import it to convert text to text. Nor is OpenTelemetry, which nobody set up."""

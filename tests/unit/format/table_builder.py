@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import flatbuffers
 
-from icechunk_async.format.flatbuffers.writing import IDENTIFIER
+from icechunk_async.format.flatbuffers.blocks import IDENTIFIER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_async.format.flatbuffers.buffer import Buffer
-from icechunk_async.format.flatbuffers.reading import Tables
-from icechunk_async.format.flatbuffers.writing import (
+from icechunk_async.format.flatbuffers.blocks import (
     REF,
     Shape,
     blob,
@@ -20,6 +18,8 @@ from icechunk_async.format.flatbuffers.writing import (
     table,
     vector,
 )
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
 
 INNER = Shape("B", "H", "8s", "Q", REF, "12s", "i", "I")
 OUTER = Shape(REF, "B", REF, REF, REF)

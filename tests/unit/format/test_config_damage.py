@@ -18,7 +18,8 @@ from icechunk_async.format.config import (
     decode_config,
     encode_config,
 )
-from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
+from icechunk_async.format.json.flexbuffers import decode_flexbuffer
+from icechunk_async.format.json.flexbuffers_writing import encode_flexbuffer
 from tests.helpers import examples
 from tests.unit.format.config_samples import EVERYTHING, TEXTS, mutations, read
 

@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedSpecVersionError
-from icechunk_async.format.json.flexbuffers import SignedInt, encode_flexbuffer
+from icechunk_async.format.json.flexbuffers_writing import encode_flexbuffer
 from icechunk_async.format.json.metadata import (
     decode_items,
     decode_value,
     encode_items,
     encode_value,
 )
-from icechunk_async.format.json.values import MAX_DEPTH
+from icechunk_async.format.json.values import MAX_DEPTH, SignedInt
 from tests.helpers import examples
 
 # value, MessagePack, FlexBuffers; as the official engine writes them.

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format import operations_log
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.operations_log import (
@@ -28,8 +27,8 @@ from icechunk_async.format.repo_info import (
     Snapshots,
     decode_repo_info,
     encode_repo_info,
-    log,
-    snapshot_table,
+    log_writing,
+    snapshot_columns,
     snapshot_writing,
 )
 from tests.helpers import examples
@@ -99,7 +98,7 @@ def as_values(info: RepoInfo) -> RepoInfo:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Note the ids of snapshots, and the operations, that are written anew."""
     found: list[object] = []
-    encode, encode_updates = snapshot_writing._encode, operations_log.encode_updates
+    encode, encode_updates = snapshot_writing._encode, log_writing.encode_updates
 
     def one(info: SnapshotInfo, numbering: object) -> object:
         found.append(info.id)
@@ -110,7 +109,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         return encode_updates(updates)
 
     monkeypatch.setattr(snapshot_writing, "_encode", one)
-    monkeypatch.setattr(log, "encode_updates", many)
+    monkeypatch.setattr(log_writing, "encode_updates", many)
     return found
 
 
@@ -205,13 +204,13 @@ def test_a_long_line_of_ancestors_is_decoded_where_it_is_looked_at(
 ) -> None:
     """To count them, or to look at the first ones, decodes few of them."""
     looked: list[int] = []
-    columns = snapshot_table.SnapshotTable.columns
+    some = snapshot_columns.SnapshotColumns.some
 
-    def counted(self: snapshot_table.SnapshotTable, rows: Sequence[int]) -> object:
+    def counted(self: snapshot_columns.SnapshotColumns, rows: Sequence[int]) -> object:
         looked.append(len(rows))
-        return columns(self, rows)
+        return some(self, rows)
 
-    monkeypatch.setattr(snapshot_table.SnapshotTable, "columns", counted)
+    monkeypatch.setattr(snapshot_columns.SnapshotColumns, "some", counted)
     infos = line(range(3000))
     found = decoded(encode_repo_info(info_of(infos, UPDATES_OF_ALL_KINDS)))
     ancestors = list(found.ancestry(snapshot_id(2999)))
@@ -388,8 +387,8 @@ def test_a_parent_that_lies_upon_something_else_is_not_replaced() -> None:
     payload[parent_slot : parent_slot + 2] = payload[time_slot : time_slot + 2]
     hostile = Snapshots.of(decoded(payload).snapshots).table
     assert hostile is not None
-    assert not genuine.layout.foreign.any()
-    assert hostile.layout.foreign.tolist() == (vtables == vtable).tolist()
+    assert not genuine.columns.layout.foreign.any()
+    assert hostile.columns.layout.foreign.tolist() == (vtables == vtable).tolist()
 
 
 def test_dropping_a_parent_without_its_child_is_an_error() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.flatbuffers.blocks import REF, Shape, finish, table, vector
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
-from icechunk_async.format.flatbuffers.writing import REF, Shape, finish, table, vector
 from icechunk_async.format.operations_log import (
     Availability,
     FeatureFlagChanged,
@@ -21,9 +21,9 @@ from icechunk_async.format.operations_log import (
     RepoStatusChanged,
     Update,
     UpdateDetail,
-    decode_updates,
-    encode_updates,
 )
+from icechunk_async.format.repo_info.log_columns import decode_updates
+from icechunk_async.format.repo_info.log_writing import encode_updates
 from tests.unit.format.samples import snapshot_id
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.update_samples import EVERY_KIND, UPDATES
@@ -32,7 +32,7 @@ from tests.unit.format.wire import Table, root
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from icechunk_async.format.flatbuffers.writing import Block
+    from icechunk_async.format.flatbuffers.blocks import Block
     from tests.unit.format.table_builder import Offset
 
 EVERY = pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_encoding_a_log_builds_alike_commits_once() -> None:
         return table(shape, *values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("icechunk_async.format.operations_log.table", counted)
+        patch.setattr("icechunk_async.format.repo_info.log_writing.table", counted)
         encode_updates(log)
         assert len(built) == 2
 

@@ -17,7 +17,7 @@ from icechunk_async.format.config.documents import (
     split_sizes_document,
 )
 from icechunk_async.format.config.settings import RepositoryConfig
-from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
+from icechunk_async.format.json.flexbuffers import decode_flexbuffer
 
 if TYPE_CHECKING:
     from icechunk_async.format.config.conditions import ManifestSplittingConfig
@@ -49,6 +49,8 @@ def encode_config(config: RepositoryConfig, spec_version: int) -> bytes:
 
             return dump_yaml(document)
         case 2:
+            from icechunk_async.format.json.flexbuffers_writing import encode_flexbuffer  # noqa: PLC0415 -- needs NumPy
+
             return encode_flexbuffer(as_json(document))
         case _:
             raise InvalidInputError(

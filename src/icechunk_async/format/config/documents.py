@@ -50,7 +50,7 @@ from icechunk_async.format.config.containers import (
 from icechunk_async.format.config.fields import Instance, Integer, Section
 from icechunk_async.format.config.plain import Document, Plain, Variant
 from icechunk_async.format.config.settings import RepositoryConfig, StorageSettings
-from icechunk_async.format.json.flexbuffers import SignedInt
+from icechunk_async.format.json.values import SignedInt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from icechunk_async.errors import FormatError
+from icechunk_async.format.flatbuffers.checks import (
+    MAX_SHARING,
+    misaligned,
+    outside,
+    pointless,
+    unfolded,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,21 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEWEST",
-    "MAX_REPEATED_TABLES",
-    "MAX_SHARING",
     "Buffer",
     "Even",
     "as_array",
-    "beyond_table",
     "copy_of_rows",
     "evenly",
-    "lacking",
-    "misaligned",
-    "outside",
-    "pointless",
     "position_at",
     "put_rows",
-    "unfolded",
 ]
 
 
@@ -134,15 +132,6 @@ def _windows(data: Bytes, size: int) -> npt.NDArray[Any]:
     return np.ndarray((max(len(data) - size + 1, 0),), f"V{size}", data, strides=(1,))
 
 
-MAX_SHARING: Final = 16
-"""The maximum ratio of unfolded strings and numbers to the size of the file.
-
-Writers may let several tables point at one string or vector. A file in which everything points
-at everything would unfold without end; genuine ones stay far below this.
-"""
-MAX_REPEATED_TABLES: Final = 1
-"""The maximum ratio of unfolded vectors of tables to the size of the file: writers do not share
-them, and each item costs far more than one of a string."""
 _FEW_ROWS: Final = 3
 """Up to this count positions are checked one by one, which is faster in small files."""
 _FEW_BYTES: Final = 1 << 10
@@ -259,33 +248,3 @@ class Buffer:
         """Raise an error if contents unfold to more than ``sharing`` times the size of the file."""
         if size_bytes > sharing * self.size:
             raise unfolded(self.size, size_bytes)
-
-
-def outside() -> FormatError:
-    """Return the error for bytes that are not there."""
-    return FormatError("A FlatBuffer refers to bytes outside of itself.")
-
-
-def beyond_table() -> FormatError:
-    """Return the error for a field that is not inside of its table."""
-    return FormatError("A FlatBuffer table has a field outside of itself.")
-
-
-def misaligned() -> FormatError:
-    """Return the error for a word at a place where none can be."""
-    return FormatError("A FlatBuffer holds a misaligned value.")
-
-
-def pointless() -> FormatError:
-    """Return the error for an offset of 0."""
-    return FormatError("A FlatBuffer holds an offset that points at itself.")
-
-
-def lacking(field: str) -> FormatError:
-    """Return the error for a required field that is absent."""
-    return FormatError(f"A FlatBuffer table lacks its required field {field!r}.")
-
-
-def unfolded(size: int, size_bytes: int) -> FormatError:
-    """Return the error for contents that would grow without end."""
-    return FormatError(f"A FlatBuffer of {size} bytes unfolds to {size_bytes}: it is not genuine.")

@@ -13,7 +13,6 @@ distance back to its vtable; a vtable holds two 16-bit sizes and then one 16-bit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,15 +20,13 @@ import numpy as np
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import (
     FEWEST,
-    MAX_REPEATED_TABLES,
     Even,
     as_array,
-    beyond_table,
     copy_of_rows,
     evenly,
-    lacking,
     position_at,
 )
+from icechunk_async.format.flatbuffers.checks import MAX_REPEATED_TABLES, beyond_table, lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.flatbuffers.buffer import Buffer, Bytes, Places, Positions
-    from icechunk_async.format.flatbuffers.single import Row
 
     type Mask = npt.NDArray[np.bool_]
     type Raw = bytes
@@ -45,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FewVTables",
     "ManyVTables",
-    "TableList",
     "Tables",
     "VTable",
     "Vectors",
@@ -749,37 +744,6 @@ class Vectors:
             at = np.repeat(starts - 1 - (ends - lengths), lengths) + np.arange(ends.item(-1))
             found.append(self.buffer.u8[at].tobytes().decode())
         return found
-
-
-class TableList:
-    """A long vector of tables, which are read one by one or by columns."""
-
-    def __init__(self, buffer: Buffer, entries: Vectors) -> None:
-        """Look at the only row of ``entries``.
-
-        Raises:
-            FormatError: it cannot be that of a genuine file.
-        """
-        from icechunk_async.format.flatbuffers.single import Reader  # noqa: PLC0415 -- loaded when it is used
-
-        self.buffer = buffer
-        entries.check_tables()
-        self._entries = entries
-        self._first, self._count = entries.starts.item(), entries.counts.item()
-        self._reader = Reader(buffer)
-
-    def __len__(self) -> int:
-        """Count the tables."""
-        return self._count
-
-    @cached_property
-    def tables(self) -> Tables:
-        """All of them, to be read by columns."""
-        return self._entries.tables()
-
-    def _row(self, row: int) -> Row:
-        """Return one of them."""
-        return self._reader.item(self._first, row)
 
 
 def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:

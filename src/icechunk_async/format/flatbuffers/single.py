@@ -7,14 +7,16 @@ file raises ``FormatError`` and nothing else.
 
 from __future__ import annotations
 
+from functools import cached_property
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.buffer import (
+from icechunk_async.format.flatbuffers.checks import (
     MAX_REPEATED_TABLES,
     MAX_SHARING,
     beyond_table,
+    columns_pay,
     lacking,
     misaligned,
     outside,
@@ -25,9 +27,9 @@ from icechunk_async.format.flatbuffers.buffer import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from icechunk_async.format.flatbuffers.buffer import Buffer
+    from icechunk_async.format.flatbuffers.reading import Tables, Vectors
 
-__all__ = ["Reader", "Row"]
+__all__ = ["Reader", "Row", "TableList"]
 
 _U16_PAIR: Final = Struct("<HH")
 _U32: Final = Struct("<I")
@@ -45,10 +47,10 @@ class Reader:
 
     __slots__ = ("_repeated_bytes", "_repeated_tables", "_vtables", "payload", "size")
 
-    def __init__(self, buffer: Buffer) -> None:
-        """Read from ``buffer``, all of which is in memory."""
-        self.payload = buffer.payload
-        self.size = buffer.size
+    def __init__(self, payload: bytes | memoryview) -> None:
+        """Read from ``payload``, all of which is in memory."""
+        self.payload = memoryview(payload)
+        self.size = len(self.payload)
         self._vtables: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._repeated_tables = 0
         self._repeated_bytes = 0
@@ -83,6 +85,19 @@ class Reader:
         if position + table_size > self.size:
             raise outside()
         return Row(self, position, table_size, distances)
+
+    def root(self) -> Row:
+        """Return the root table."""
+        return self.table(self.target(0))
+
+    def text(self, at: int, *, counted: bool = True) -> str:
+        """Read the string whose count is at a position."""
+        size = self.number(at)
+        if at + 4 + size > self.size:
+            raise outside()
+        if counted:
+            self.note_bytes(size)
+        return _decoded(self.payload[at + 4 : at + 4 + size])
 
     def item(self, start: int, index: int) -> Row:
         """Return one table of a vector whose items begin at ``start``."""
@@ -192,10 +207,21 @@ class Row:
         raw = self.raw(slot, required=required)
         if counted:
             self._reader.note_bytes(len(raw))
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(f"A FlatBuffer string is not UTF-8: {error}.") from error
+        return _decoded(raw)
+
+    def texts(self, slot: int, *, required: str) -> list[str]:
+        """Read a required vector of strings."""
+        start, count = self.vector(slot, 4, 4, required=required)
+        reader = self._reader
+        if columns_pay(count):
+            return _vectors(reader.payload, start, count, 4).texts()
+        return [reader.text(reader.target(place)) for place in range(start, start + 4 * count, 4)]
+
+    def words(self, slot: int, width: int) -> tuple[int, ...]:
+        """Read a vector of unsigned words; an absent one is empty."""
+        start, count = self.vector(slot, width, width)
+        places = range(start, start + width * count, width)
+        return tuple([self._reader.number(place, width) for place in places])
 
     def structs(self, slot: int, size: int, align: int, *, required: str | None = None) -> bytes:
         """Copy the inline structs of a vector field, one after the other."""
@@ -225,3 +251,63 @@ class Row:
         if distance + size > self._size:
             raise beyond_table()
         return self.position + distance
+
+    def table_list(self, slot: int, *, required: str) -> tuple[memoryview, int, int]:
+        """Return the arguments of `TableList` for a required vector of tables."""
+        return self._reader.payload, *self.vector(slot, 4, 4, required=required)
+
+
+class TableList:
+    """A long vector of tables, which are read one by one or by columns."""
+
+    def __init__(self, payload: memoryview, first: int, count: int) -> None:
+        """Look at ``count`` offsets to tables, which begin at ``first``.
+
+        Raises:
+            FormatError: they cannot be those of a genuine file.
+        """
+        if MAX_REPEATED_TABLES * len(payload) < 4 * count:
+            raise unfolded(len(payload), 4 * count)
+        self.payload = payload
+        self._first, self._count = first, count
+        self._reader = Reader(payload)
+
+    def __len__(self) -> int:
+        """Count the tables."""
+        return self._count
+
+    @cached_property
+    def entries(self) -> Vectors:
+        """The vector, as the only row."""
+        return _vectors(self.payload, self._first, self._count, 4)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """All of them, to be read by columns."""
+        return self.entries.tables()
+
+    def rows(self) -> list[Row]:
+        """Return all of them, to be read one by one."""
+        return [self._row(row) for row in range(self._count)]
+
+    def _row(self, row: int) -> Row:
+        """Return one of them."""
+        return self._reader.item(self._first, row)
+
+
+def _vectors(payload: memoryview, start: int, count: int, item_size: int) -> Vectors:
+    """Return a vector whose items begin at ``start``, to be read by columns."""
+    import numpy as np  # noqa: PLC0415 -- single tables need no NumPy
+
+    from icechunk_async.format.flatbuffers.buffer import Buffer  # noqa: PLC0415 -- needs NumPy
+    from icechunk_async.format.flatbuffers.reading import Vectors  # noqa: PLC0415 -- needs NumPy
+
+    places, counts = np.array([start], np.int64), np.array([count], np.int64)
+    return Vectors(Buffer(payload), places, counts, item_size)
+
+
+def _decoded(raw: bytes | memoryview) -> str:
+    try:
+        return str(raw, "utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"A FlatBuffer string is not UTF-8: {error}.") from error

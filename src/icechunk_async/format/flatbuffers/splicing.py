@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.format.flatbuffers.blocks import Part
     from icechunk_async.format.flatbuffers.buffer import Positions
     from icechunk_async.format.flatbuffers.reading import Tables, Vectors
-    from icechunk_async.format.flatbuffers.writing import Part
 
 __all__ = ["FEWEST_COPIED", "NewTable", "Source", "Spans", "Spliced", "place_before", "weave"]
 

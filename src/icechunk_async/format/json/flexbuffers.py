@@ -1,19 +1,19 @@
-"""JSON values as FlexBuffers, as version 2 of the format stores them.
+"""Read JSON values from FlexBuffers, as version 2 of the format stores them.
 
-Writing goes through the ``flatbuffers`` library. Reading does not: the library's reader follows
-offsets that point before the buffer round to its end, cuts text that runs over the end instead
-of refusing it, and copies the rest of the buffer for every key. This reader visits each byte a
-bounded number of times and refuses what does not fit.
+Writing (`flexbuffers_writing`) goes through the ``flatbuffers`` library. Reading does not: the
+library's reader follows offsets that point before the buffer round to its end, cuts text that runs
+over the end instead of refusing it, and copies the rest of the buffer for every key. This reader
+visits each byte a bounded number of times and refuses what does not fit. It does without NumPy,
+which the library imports.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
-
-from flatbuffers.flexbuffers import Builder, Type, Value
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.json.values import JSON, MAX_DEPTH
@@ -21,7 +21,41 @@ from icechunk_async.format.json.values import JSON, MAX_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SignedInt", "decode_flexbuffer", "encode_flexbuffer"]
+__all__ = ["Type", "decode_flexbuffer"]
+
+
+class Type(IntEnum):
+    """Types of values; the numbers are those of the FlexBuffers format."""
+
+    NULL = 0
+    INT = 1
+    UINT = 2
+    FLOAT = 3
+    KEY = 4
+    STRING = 5
+    INDIRECT_INT = 6
+    INDIRECT_UINT = 7
+    INDIRECT_FLOAT = 8
+    MAP = 9
+    VECTOR = 10
+    VECTOR_INT = 11
+    VECTOR_UINT = 12
+    VECTOR_FLOAT = 13
+    VECTOR_KEY = 14
+    VECTOR_STRING_DEPRECATED = 15
+    VECTOR_INT2 = 16
+    VECTOR_UINT2 = 17
+    VECTOR_FLOAT2 = 18
+    VECTOR_INT3 = 19
+    VECTOR_UINT3 = 20
+    VECTOR_FLOAT3 = 21
+    VECTOR_INT4 = 22
+    VECTOR_UINT4 = 23
+    VECTOR_FLOAT4 = 24
+    BLOB = 25
+    BOOL = 26
+    VECTOR_BOOL = 36
+
 
 _FACTOR: Final = 8
 """Values and bytes of text read per byte of input. Honest writers need 1; shared offsets more."""
@@ -51,27 +85,6 @@ _FIXED: Final = {
 }
 
 
-class SignedInt(int):
-    """An integer written as signed even where it is not negative.
-
-    Metadata have none; fields of the configuration that are signed in the official engine do.
-    """
-
-    __slots__ = ()
-
-
-def encode_flexbuffer(value: JSON) -> bytes:
-    """Write a value as the official engine does, byte for byte.
-
-    Args:
-        value: checked before (``checked_json``); the text of map keys is laid out in the order of
-            the dict; the index of a map is always sorted.
-    """
-    writer = _Writer()
-    writer.write(value)
-    return bytes(writer.builder.Finish())
-
-
 def decode_flexbuffer(data: bytes | memoryview) -> JSON:
     """Read a value from bytes that need not be trusted.
 
@@ -92,99 +105,6 @@ def decode_flexbuffer(data: bytes | memoryview) -> JSON:
 def _small_scalar(raw: bytes) -> JSON:
     """Decode a number or text."""
     return _Reader(raw).root()
-
-
-class _Builder(Builder):
-    """The library's builder, but looking at a key does not copy all that follows it."""
-
-    def _ReadKey(self, offset: int) -> bytearray:  # noqa: N802
-        return self._buf[offset : self._buf.index(0, offset)]
-
-
-class _Writer:
-    """Chooses the types that the official writer chooses."""
-
-    def __init__(self) -> None:
-        # The library's own pool of keys loses some: it searches a list that it does not keep
-        # sorted.
-        self.builder = _Builder(share_keys=False)
-        self._keys: dict[str, Value] = {}
-
-    def write(self, value: JSON) -> None:
-        builder = self.builder
-        match value:
-            case None:
-                builder.Null()
-            case bool():
-                builder.Bool(value)
-            case int():
-                write = builder.Int if _scalar_type(value) is Type.INT else builder.UInt
-                write(value)
-            case float():
-                builder.Float(value, byte_width=_float_width(value))
-            case str():
-                builder.String(value)
-            case dict():
-                with builder.Map():
-                    for key, item in value.items():
-                        self._write_key(key)
-                        self.write(item)
-            case list():
-                self._write_list(value)
-            case _:
-                raise TypeError(f"{type(value).__name__} was not checked before writing")
-
-    def _write_key(self, key: str) -> None:
-        earlier = self._keys.get(key)
-        if earlier is not None:
-            self.builder.ReuseValue(earlier)
-        else:
-            self.builder.Key(key.encode())
-            self._keys[key] = self.builder.LastValue
-
-    def _write_list(self, items: list[JSON]) -> None:
-        element = _common_type(items)
-        if element is None:
-            with self.builder.Vector():
-                for item in items:
-                    self.write(item)
-        elif element is not Type.BOOL and 2 <= len(items) <= 4:
-            numbers = [item for item in items if isinstance(item, (int, float))]
-            # The library asks for the width of floats in a way that fails beyond float32.
-            width = max(map(_float_width, numbers)) if element is Type.FLOAT else 0
-            self.builder.FixedTypedVectorFromElements(
-                numbers, element_type=element, byte_width=width
-            )
-        else:
-            with self.builder.TypedVector():
-                for item in items:
-                    self.write(item)
-
-
-def _common_type(items: list[JSON]) -> Type | None:
-    """The element type of a typed vector, or None where the vector must be untyped."""
-    kinds = {_scalar_type(item) for item in items}
-    return kinds.pop() if len(kinds) == 1 else None
-
-
-def _scalar_type(item: JSON) -> Type | None:
-    match item:
-        case bool():
-            return Type.BOOL
-        case int():
-            return Type.INT if item < 0 or isinstance(item, SignedInt) else Type.UINT
-        case float():
-            return Type.FLOAT
-        case _:
-            return None
-
-
-def _float_width(value: float) -> int:
-    try:
-        lossless: bool = struct.unpack("<f", struct.pack("<f", value))[0] == value
-    except OverflowError:
-        return 8
-    return 4 if lossless else 8
 
 
 class _Reader:

@@ -6,10 +6,7 @@ repository: a migrated repository has both.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final, cast
-
-import msgpack
 
 from icechunk_async.errors import (
     FormatError,
@@ -17,15 +14,16 @@ from icechunk_async.errors import (
     UnsupportedSpecVersionError,
     WrongTypeError,
 )
-from icechunk_async.format.flatbuffers.writing import REF, Shape, blob, string, table, vector
-from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
-from icechunk_async.format.json.values import JSON, MAX_DEPTH, checked_json, utf8
+from icechunk_async.format.flatbuffers.blocks import REF, Shape, blob, string, table, vector
+from icechunk_async.format.json.flexbuffers import decode_flexbuffer
+from icechunk_async.format.json.values import JSON, checked_json, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.flatbuffers.reading import Tables
-    from icechunk_async.format.flatbuffers.writing import Block
+    from icechunk_async.format.flatbuffers.single import Row
 
     type RawMetadata = tuple[tuple[str, bytes], ...]
     """Names and encoded values."""
@@ -37,17 +35,11 @@ __all__ = [
     "encode_items",
     "encode_value",
     "items_block",
+    "read_each",
     "read_items",
 ]
 
 _ITEM: Final = Shape(REF, REF)
-
-_SCALAR_HEADS: Final = frozenset(
-    head
-    for span in ((0, 0x80), (0xA0, 0xC1), (0xC2, 0xC4), (0xCA, 0xD4), (0xD9, 0xDC), (0xE0, 0x100))
-    for head in range(*span)
-)
-"""First bytes of nil, booleans, numbers and text. Left out: binary and extension types."""
 
 
 def encode_value(value: JSON, spec_version: int, *, name: str = "value") -> bytes:
@@ -64,7 +56,13 @@ def encode_value(value: JSON, spec_version: int, *, name: str = "value") -> byte
     if spec_version not in (1, 2):
         raise InvalidInputError(f"spec version {spec_version} has no metadata encoding; use 1 or 2")
     plain = checked_json(value, name, nul_in_keys=spec_version == 1)
-    return msgpack.packb(plain) if spec_version == 1 else encode_flexbuffer(plain)
+    if spec_version == 1:
+        from icechunk_async.format.json.messagepack import encode_messagepack  # noqa: PLC0415 -- loaded when it is used
+
+        return encode_messagepack(plain)
+    from icechunk_async.format.json.flexbuffers_writing import encode_flexbuffer  # noqa: PLC0415 -- needs NumPy
+
+    return encode_flexbuffer(plain)
 
 
 def decode_value(data: bytes | memoryview, spec_version: int) -> JSON:
@@ -78,7 +76,9 @@ def decode_value(data: bytes | memoryview, spec_version: int) -> JSON:
     """
     match spec_version:
         case 1:
-            return _MessagePackReader(bytes(data)).document()
+            from icechunk_async.format.json.messagepack import decode_messagepack  # noqa: PLC0415 -- loaded when it is used
+
+            return decode_messagepack(data)
         case 2:
             return decode_flexbuffer(data)
         case _:
@@ -134,6 +134,11 @@ def read_items(tables: Tables) -> RawMetadata:
     return tuple(zip(names, values, strict=True))
 
 
+def read_each(rows: Iterable[Row]) -> RawMetadata:
+    """Read MetadataItem tables one by one; as `read_items`."""
+    return tuple([(it.text(0, required="name"), it.raw(1, required="value")) for it in rows])
+
+
 def items_block(items: Iterable[tuple[str, bytes]]) -> Block:
     """Build MetadataItem tables."""
     return vector([table(_ITEM, string(name), blob(value)) for name, value in items])
@@ -141,48 +146,3 @@ def items_block(items: Iterable[tuple[str, bytes]]) -> Block:
 
 def _is_text(name: object) -> bool:
     return isinstance(name, str) and utf8(name) is not None
-
-
-class _MessagePackReader:
-    """Reads containers header by header, so that a claimed length reserves no memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), strict_map_key=True)
-        self._unpacker.feed(data)
-
-    def document(self) -> JSON:
-        try:
-            value = self._value(MAX_DEPTH)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise FormatError(f"metadata is not MessagePack: {error}") from error
-        if self._unpacker.tell() != len(self._data):
-            raise FormatError("metadata has bytes after its MessagePack value")
-        return value
-
-    def _value(self, depth: int) -> JSON:
-        at = self._unpacker.tell()
-        if at >= len(self._data):
-            raise FormatError("metadata in MessagePack ends too early")
-        head = self._data[at]
-        if head in _SCALAR_HEADS:
-            scalar = self._unpacker.unpack()
-            infinite = isinstance(scalar, float) and not math.isfinite(scalar)
-            return None if infinite else scalar
-        if depth == 0:
-            raise FormatError(f"metadata in MessagePack is nested more than {MAX_DEPTH} deep")
-        if 0x90 <= head <= 0x9F or head in (0xDC, 0xDD):
-            length = self._unpacker.read_array_header()
-            return [self._value(depth - 1) for _ in range(length)]
-        if 0x80 <= head <= 0x8F or head in (0xDE, 0xDF):
-            return self._map(self._unpacker.read_map_header(), depth - 1)
-        raise FormatError(f"metadata in MessagePack has type {head:#x}, which JSON has not")
-
-    def _map(self, length: int, depth: int) -> dict[str, JSON]:
-        values: dict[str, JSON] = {}
-        for _ in range(length):
-            key = self._value(depth)
-            if not isinstance(key, str):
-                raise FormatError(f"metadata in MessagePack has the key {key!r:.64}, no text")
-            values[key] = self._value(depth)
-        return values

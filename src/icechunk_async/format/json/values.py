@@ -8,7 +8,16 @@ from typing import Any, Final, TypeGuard, cast
 
 from icechunk_async.errors import InvalidInputError, WrongTypeError
 
-__all__ = ["JSON", "MAX_DEPTH", "check_text", "checked_json", "is_list", "is_object", "utf8"]
+__all__ = [
+    "JSON",
+    "MAX_DEPTH",
+    "SignedInt",
+    "check_text",
+    "checked_json",
+    "is_list",
+    "is_object",
+    "utf8",
+]
 
 type JSON = bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None
 """The values that metadata can hold. Sequences are lists or tuples and are read back as lists."""
@@ -18,6 +27,15 @@ MAX_DEPTH: Final = 128
 
 _MIN_INT: Final = -(2**63)
 _MAX_INT: Final = 2**64 - 1
+
+
+class SignedInt(int):
+    """An integer written as signed even where it is not negative.
+
+    Metadata have none; fields of the configuration that are signed in the official engine do.
+    """
+
+    __slots__ = ()
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.buffer import Buffer
-from icechunk_async.format.flatbuffers.reading import Tables
-from icechunk_async.format.flatbuffers.writing import (
+from icechunk_async.format.flatbuffers.blocks import (
     REF,
     Shape,
     blob,
-    finish_long,
     long_table,
     string,
     strings,
@@ -25,17 +22,20 @@ from icechunk_async.format.flatbuffers.writing import (
     table,
     vector,
 )
+from icechunk_async.format.flatbuffers.checks import columns_pay
+from icechunk_async.format.flatbuffers.single import Reader, TableList
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.json.metadata import decode_items, items_block, read_items
+from icechunk_async.format.json.metadata import decode_items, items_block, read_each
 from icechunk_async.format.operations_log import decode_status, encode_status
-from icechunk_async.format.repo_info.log import LogTable, OperationsLog, encode_log
+from icechunk_async.format.repo_info.log import LogTable, OperationsLog
 from icechunk_async.format.repo_info.snapshots import SnapshotInfo, Snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from icechunk_async.format.envelope import Envelope
-    from icechunk_async.format.flatbuffers.writing import Block
+    from icechunk_async.format.flatbuffers.blocks import Block
+    from icechunk_async.format.flatbuffers.single import Row
     from icechunk_async.format.json.metadata import JSON, RawMetadata
     from icechunk_async.format.operations_log import RepoStatus, Update
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
@@ -127,43 +127,43 @@ def decode_repo_info(envelope: Envelope) -> RepoInfo:
     """
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable  # noqa: PLC0415 -- loaded when it is used
 
-    buffer = Buffer(envelope.payload)
-    root = Tables.root(buffer)
-    version = int(root.scalar(0, 1)[0])
+    root = Reader(envelope.payload).root()
+    version = root.number(0, 1)
     if version != _SPEC or envelope.spec_version != _SPEC:
         raise FormatError(f"A repo info file says it is of format version {version}, not {_SPEC}.")
-    stored = SnapshotTable(buffer, root.vector(4, 4, 4, required="snapshots"))
-    updates = LogTable(buffer, root.vector(7, 4, 4, required="latest_updates"))
+    stored = SnapshotTable(*root.table_list(4, required="snapshots"))
+    updates = LogTable(*root.table_list(7, required="latest_updates"))
     return RepoInfo(
         branches=_decode_refs(root, 2, "branches", stored),
         tags=_decode_refs(root, 1, "tags", stored),
-        deleted_tags=frozenset(root.vector(3, 4, 4, required="deleted_tags").texts()),
+        deleted_tags=frozenset(root.texts(3, required="deleted_tags")),
         snapshots=Snapshots.from_table(stored),
-        status=decode_status(root.tables(5, required="status")),
+        status=decode_status(root.table(5, required="status")),
         updates=OperationsLog.from_table(updates),
-        before_updates=root.strings(8)[0] if root.has(8)[0] else None,
-        raw_metadata=read_items(root.vector(6, 4, 4).tables()),
-        raw_config=bytes(root.vector(9, 1, 1).raw(0)) if root.has(9)[0] else None,
+        before_updates=root.text(8) if root.has(8) else None,
+        raw_metadata=read_each(root.tables(6)),
+        raw_config=root.raw(9) if root.has(9) else None,
         enabled_flags=_decode_flags(root, 10),
         disabled_flags=_decode_flags(root, 11),
     )
 
 
-def _decode_refs(
-    root: Tables, slot: int, name: str, stored: SnapshotTable
-) -> dict[str, SnapshotId]:
-    tables = root.vector(slot, 4, 4, required=name).tables()
-    indices: list[int] = tables.scalar(1, 4).tolist()
+def _decode_refs(root: Row, slot: int, name: str, stored: SnapshotTable) -> dict[str, SnapshotId]:
+    refs = TableList(*root.table_list(slot, required=name))
+    if columns_pay(len(refs)):
+        indices: list[int] = refs.tables.scalar(1, 4).tolist()
+        names = refs.tables.strings(0, required="name")
+    else:
+        rows = refs.rows()
+        indices = [it.number(1, 4) for it in rows]
+        names = [it.text(0, required="name") for it in rows]
     if any(index >= len(stored) for index in indices):
         raise FormatError(f"A repo info file has {name} that point outside of it.")
-    names = tables.strings(0, required="name")
     return {ref: SnapshotId(stored.id(index)) for ref, index in zip(names, indices, strict=True)}
 
 
-def _decode_flags(root: Tables, slot: int) -> tuple[int, ...] | None:
-    if not root.has(slot)[0]:
-        return None
-    return tuple(root.vector(slot, 2, 2).words().tolist())
+def _decode_flags(root: Row, slot: int) -> tuple[int, ...] | None:
+    return root.words(slot, 2) if root.has(slot) else None
 
 
 def encode_repo_info(info: RepoInfo) -> bytes | memoryview:
@@ -175,6 +175,8 @@ def encode_repo_info(info: RepoInfo) -> bytes | memoryview:
     Cost: some microseconds for each entry that lies on top of the file below; for the others, time
     to copy their bytes. The first time for a file, that of looking at all of it, by columns.
     """
+    from icechunk_async.format.flatbuffers.writing import finish_long  # noqa: PLC0415 -- needs NumPy
+    from icechunk_async.format.repo_info.log_writing import encode_log  # noqa: PLC0415 -- needs NumPy
     from icechunk_async.format.repo_info.snapshot_writing import encode_snapshots  # noqa: PLC0415 -- loaded when it is used
 
     snapshots, place_of = encode_snapshots(Snapshots.of(info.snapshots))

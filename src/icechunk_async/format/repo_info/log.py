@@ -6,46 +6,27 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self, cast, overload
 
-import numpy as np
-
-from icechunk_async.format.flatbuffers.reading import TableList
-from icechunk_async.format.flatbuffers.splicing import (
-    FEWEST_COPIED,
-    NewTable,
-    Source,
-    place_before,
-    weave,
-)
-from icechunk_async.format.flatbuffers.writing import long_vector, vector
-from icechunk_async.format.operations_log import (
-    Update,
-    UpdateSpans,
-    decode_update,
-    decode_updates,
-    encode_updates,
-)
+from icechunk_async.format.flatbuffers.checks import FEW, columns_pay
+from icechunk_async.format.flatbuffers.single import TableList
+from icechunk_async.format.operations_log import Update, decode_update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from icechunk_async.format.flatbuffers.buffer import Buffer
-    from icechunk_async.format.flatbuffers.reading import Vectors
     from icechunk_async.format.flatbuffers.splicing import Spans
-    from icechunk_async.format.flatbuffers.writing import Block, Long
+    from icechunk_async.format.repo_info.log_columns import UpdateSpans
 
-__all__ = ["LogTable", "OperationsLog", "encode_log"]
+__all__ = ["LogTable", "OperationsLog"]
 
-_FEW: Final = 32
-"""For fewer entries columns cost more than one after the other."""
 _BLOCK: Final = 1024
 
 
 class LogTable(TableList):
     """The Update tables of a file, newest first."""
 
-    def __init__(self, buffer: Buffer, entries: Vectors) -> None:
+    def __init__(self, payload: memoryview, first: int, count: int) -> None:
         """Look at the vector of entries; as `TableList`."""
-        super().__init__(buffer, entries)
+        super().__init__(payload, first, count)
         self._known: dict[int, Update] = {}
 
     def update(self, row: int) -> Update:
@@ -61,11 +42,15 @@ class LogTable(TableList):
 
     def updates(self, first: int, stop: int) -> Iterator[Update]:
         """Iterate over entries; the first ones one by one, and then many together."""
-        for row in range(first, min(stop, first + _FEW)):
+        singly = first + FEW if columns_pay(stop - first) else stop
+        for row in range(first, min(stop, singly)):
             yield self.update(row)
-        for start in range(first + _FEW, stop, _BLOCK):
-            some = np.arange(start, min(start + _BLOCK, stop))
-            yield from decode_updates(self.tables.select(some))
+        if singly < stop:
+            from icechunk_async.format.repo_info import log_columns  # noqa: PLC0415 -- needs NumPy
+
+            for start in range(singly, stop, _BLOCK):
+                some = self.entries.span(start, min(start + _BLOCK, stop)).tables()
+                yield from log_columns.decode_updates(some)
 
     def next_backup(self, first: int, stop: int) -> int | None:
         """Return the first of some entries that names a backup."""
@@ -73,12 +58,12 @@ class LogTable(TableList):
             return None
         if self._row(first).has(3):
             return first
-        rows = np.flatnonzero(self.tables.has(3)[first:stop])
+        rows = self.tables.has(3)[first:stop].nonzero()[0]
         return first + rows.item(0) if len(rows) else None
 
     def backups(self, first: int, stop: int) -> list[str]:
         """Return the backups that entries name; an empty text for those that name none."""
-        return self.tables.select(np.arange(first, stop)).strings(3)
+        return self.entries.span(first, stop).tables().strings(3)
 
     @cached_property
     def layout(self) -> UpdateSpans:
@@ -87,11 +72,15 @@ class LogTable(TableList):
         Raises:
             FormatError: one of them is damaged, or of a kind that this library does not know.
         """
+        from icechunk_async.format.repo_info.log_columns import UpdateSpans  # noqa: PLC0415 -- needs NumPy
+
         return UpdateSpans(self.tables, vtables=True)
 
     @cached_property
     def bare_spans(self) -> Spans:
         """Where the entries lie without their vtables, which they may share."""
+        from icechunk_async.format.repo_info.log_columns import UpdateSpans  # noqa: PLC0415 -- needs NumPy
+
         return UpdateSpans(self.tables, vtables=False).spans
 
 
@@ -160,7 +149,7 @@ class OperationsLog(Sequence[Update]):
     @property
     def is_light(self) -> bool:
         """Whether so little lies on top of the file that it would not pay to read a newer one."""
-        return len(self._new) <= _FEW
+        return len(self._new) <= FEW
 
     def __len__(self) -> int:
         """Count the entries."""
@@ -204,31 +193,3 @@ class OperationsLog(Sequence[Update]):
         if self._table is not None:
             found.update(self._table.backups(self._first, self._stop))
         return found
-
-
-def encode_log(log: OperationsLog) -> Block | tuple[Long, int]:
-    """Build the vector of entries; those of the file below are copied.
-
-    Raises:
-        FormatError: one of them is damaged, or of a kind that this library does not know.
-    """
-    stored, first, stop = log.stored
-    if stored is None or stop - first < FEWEST_COPIED:
-        return vector(encode_updates(tuple(log)))
-    layout = stored.layout
-    gone = layout.foreign.copy()
-    anew = [row for row in np.flatnonzero(gone).tolist() if first <= row < stop]
-    gone[:first], gone[stop:] = True, True
-    rows = [*[first] * len(log.new), *anew]
-    updates = [*log.new, *map(stored.update, anew)]
-    blocks = encode_updates(updates)
-    new = [NewTable(row, *block) for row, block in zip(rows, blocks, strict=True)]
-    source = Source(stored.buffer.payload, stored.tables.positions, layout.spans)
-    if layout.spans.are_blocks:
-        spliced = weave(source, gone, new)
-    else:
-        found = place_before(source, stored.bare_spans, np.arange(len(gone)), gone, new)
-        if found is None:
-            return vector(encode_updates(tuple(log)))
-        spliced = found
-    return long_vector(spliced.positions, spliced.parts)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async.format.flatbuffers.blocks import REF, Shape, table, vector
 from icechunk_async.format.flatbuffers.splicing import (
     FEWEST_COPIED,
     NewTable,
@@ -13,22 +14,15 @@ from icechunk_async.format.flatbuffers.splicing import (
     place_before,
     weave,
 )
-from icechunk_async.format.flatbuffers.writing import (
-    REF,
-    Shape,
-    joined,
-    long_vector,
-    table,
-    vector,
-)
+from icechunk_async.format.flatbuffers.writing import joined, long_vector
 from icechunk_async.format.repo_info.snapshots import NO_PARENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.format.flatbuffers.blocks import Block, Long
     from icechunk_async.format.flatbuffers.buffer import Positions
     from icechunk_async.format.flatbuffers.reading import Tables
-    from icechunk_async.format.flatbuffers.writing import Block, Long
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
     from icechunk_async.format.repo_info.snapshots import SnapshotInfo, Snapshots
@@ -46,8 +40,8 @@ class _Numbering:
         self.put = sorted(snapshots.put)
         count = 0 if stored is None else len(stored)
         covered = np.zeros(count, bool)
-        places = [0] * len(self.put) if stored is None else stored.places(self.put)
-        order = None if stored is None else stored.order
+        places = [0] * len(self.put) if stored is None else stored.columns.places(self.put)
+        order = None if stored is None else stored.columns.order
         self.places = places
         """Before which of the old ones each new one goes."""
         self.covered = covered
@@ -101,8 +95,8 @@ def _spliced(snapshots: Snapshots, numbering: _Numbering) -> tuple[Long, int] | 
     stored = snapshots.table
     if stored is None or len(stored) - len(snapshots.covered) < FEWEST_COPIED:
         return None
-    layout, gone = stored.layout, numbering.covered.copy()
-    parents = stored.parent_column
+    layout, gone = stored.columns.layout, numbering.covered.copy()
+    parents = stored.columns.parent_column
     wanted = np.where(parents == NO_PARENT, NO_PARENT, numbering.numbers[parents])
     if (wanted[~gone] < NO_PARENT).any():
         raise KeyError("the parent of a snapshot")
@@ -115,14 +109,14 @@ def _spliced(snapshots: Snapshots, numbering: _Numbering) -> tuple[Long, int] | 
     places.update((it.id, stored.place(it.id)) for it in infos)
     infos = sorted([*infos, *snapshots.put.values()], key=lambda info: info.id)
     new = [NewTable(places[it.id], *_encode(it, numbering)) for it in infos]
-    source = Source(stored.buffer.payload, stored.tables.positions, layout.spans)
-    if stored.order is None and layout.spans.are_blocks:
+    source = Source(stored.payload, stored.tables.positions, layout.spans)
+    if stored.columns.order is None and layout.spans.are_blocks:
         spliced = weave(source, gone, new)
     else:
-        order = np.arange(len(gone)) if stored.order is None else stored.order
+        order = np.arange(len(gone)) if stored.columns.order is None else stored.columns.order
         if not _are_apart(stored, fields[~gone & present]):
             return None
-        found = place_before(source, stored.bare_spans, order, gone, new)
+        found = place_before(source, stored.columns.bare_spans, order, gone, new)
         if found is None:
             return None
         spliced = found
@@ -138,7 +132,7 @@ def _are_apart(stored: SnapshotTable, parents: Positions) -> bool:
 
     Entries of other writers may share things.
     """
-    bare = stored.bare_spans
+    bare = stored.columns.bare_spans
     order = np.argsort(bare.low, kind="stable")
     if (bare.low[order][1:] < bare.high[order][:-1]).any():
         return False

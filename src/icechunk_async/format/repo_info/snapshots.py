@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from icechunk_async._runtime.clock import from_us
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.writing import string, structs
+from icechunk_async.format.flatbuffers.blocks import string, structs
+from icechunk_async.format.flatbuffers.checks import FEW, columns_pay
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.metadata import decode_items, encode_items, items_block
 
@@ -19,17 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from datetime import datetime
 
-    from icechunk_async.format.flatbuffers.writing import Block
+    from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.json.metadata import JSON, RawMetadata
     from icechunk_async.format.repo_info.snapshot_table import EntryBlock, SnapshotTable
 
-__all__ = ["BLOCK", "FEW", "NO_PARENT", "SnapshotInfo", "Snapshots"]
+__all__ = ["BLOCK", "NO_PARENT", "SnapshotInfo", "Snapshots", "no_such_parent"]
 
 _SPEC: Final = 2
 NO_PARENT: Final = -1
 """The row of the parent of a root."""
-FEW: Final = 32
-"""For fewer entries columns cost more than one after the other."""
 BLOCK: Final = 1024
 """Entries decoded at a time where all are asked for."""
 _NAMES: Final = ("id", "parent_id", "flushed_at", "message")
@@ -250,14 +249,14 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         """Return the rows of the file that count, in ascending order of their ids."""
         if self._table is None:
             return []
-        covered, order = set(self._covered.values()), self._table.order
+        covered, order = set(self._covered.values()), self._table.columns.order
         rows = range(len(self._table)) if order is None else order.tolist()
         return [row for row in rows if row not in covered]
 
     def __iter__(self) -> Iterator[SnapshotId]:
         """Iterate over ids: those of the file, then those on top of it."""
         if self._table is not None:
-            yield from SnapshotId.many(self._table.ids[self._rows()].tobytes())
+            yield from SnapshotId.many(self._table.columns.ids[self._rows()].tobytes())
         yield from self._put
 
     def __len__(self) -> int:
@@ -322,13 +321,18 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         """Return the next rows of a line of ancestors, the row after them, or the id on top."""
         covered = set(self._covered.values())
         rows: list[int] = []
-        parent = stored.parent if most < FEW else stored.parents.__getitem__
+        parent = stored.columns.parents.__getitem__ if columns_pay(most) else stored.parent
         while row != NO_PARENT and len(rows) < most:
             if row in covered:
                 return rows, row, SnapshotId(stored.id(row))
             rows.append(row)
             row = parent(row)
         return rows, row, None
+
+
+def no_such_parent() -> FormatError:
+    """Return the error for a parent that is no entry of the file."""
+    return FormatError("A snapshot has a parent outside of the repo info file.")
 
 
 def _circle(snapshot_id: SnapshotId) -> FormatError:

@@ -118,7 +118,7 @@ def decode_snapshot(envelope: Envelope) -> Snapshot:
         flushed_at=int(root.scalar(3, 8)[0]),
         message=root.strings(4, required="message")[0],
         metadata=decode_items(read_items(metadata), envelope.spec_version),
-        nodes=Nodes.from_table(NodeTable(buffer, nodes, envelope.spec_version)),
+        nodes=Nodes.from_table(NodeTable(nodes, envelope.spec_version)),
         manifests=Files.from_root(buffer, root),
     )
 

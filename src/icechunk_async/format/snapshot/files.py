@@ -214,7 +214,7 @@ class _StoredFiles:
         self._tables = root.vector(7, 4, 4)
         self._buffer = buffer
         self._tables.check_tables()
-        self._reader = Reader(buffer)
+        self._reader = Reader(buffer.payload)
 
     def halve(self, manifest_id: ManifestId) -> ManifestFileInfo | None:
         """Return a manifest if it is where it should be; of equal ones the last one counts."""

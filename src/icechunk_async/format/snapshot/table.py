@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.reading import TableList
+from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.snapshot.columns import (
     ARRAY,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flatbuffers.buffer import Buffer
     from icechunk_async.format.flatbuffers.reading import Vectors
     from icechunk_async.format.flatbuffers.splicing import Spans
     from icechunk_async.format.snapshot.nodes import Node
@@ -64,9 +63,10 @@ class NodeTable(TableList):
     may have stored paths out of order, or not in normal form.
     """
 
-    def __init__(self, buffer: Buffer, entries: Vectors, spec_version: int) -> None:
-        """Look at the vector of nodes; as `TableList`."""
-        super().__init__(buffer, entries)
+    def __init__(self, entries: Vectors, spec_version: int) -> None:
+        """Look at the vector of nodes, the only row of ``entries``; as `TableList`."""
+        super().__init__(entries.buffer.payload, entries.starts.item(), entries.counts.item())
+        self.entries = entries
         self.spec_version = spec_version
         self.known: dict[str, Node] = {}
         """Nodes that were read one by one."""
@@ -153,7 +153,7 @@ class NodeTable(TableList):
         """Iterate over the rows of arrays, among the first ``among`` rows."""
         among = min(among, self._count)
         for first in range(0, among, _SCANNED):
-            some = self._entries.span(first, min(first + _SCANNED, among)).tables()
+            some = self.entries.span(first, min(first + _SCANNED, among)).tables()
             for row in np.flatnonzero(kinds_of(some) == ARRAY).tolist():
                 yield first + row
 

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import UnsupportedBySpecError
+from icechunk_async.format.flatbuffers.blocks import (
+    REF,
+    Long,
+    Shape,
+    blob,
+    long_table,
+    string,
+    structs,
+    table,
+    vector,
+)
 from icechunk_async.format.flatbuffers.splicing import (
     FEWEST_COPIED,
     NewTable,
@@ -17,26 +28,13 @@ from icechunk_async.format.flatbuffers.splicing import (
     place_before,
     weave,
 )
-from icechunk_async.format.flatbuffers.writing import (
-    REF,
-    Long,
-    Shape,
-    blob,
-    column_vector,
-    finish_long,
-    long_table,
-    long_vector,
-    string,
-    structs,
-    table,
-    vector,
-)
+from icechunk_async.format.flatbuffers.writing import column_vector, finish_long, long_vector
 from icechunk_async.format.json.metadata import encode_items, items_block
 from icechunk_async.format.json.values import check_text
 from icechunk_async.format.snapshot.files import Files
 
 if TYPE_CHECKING:
-    from icechunk_async.format.flatbuffers.writing import Block
+    from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.snapshot.files import FileColumns
     from icechunk_async.format.snapshot.nodes import ArrayData, Node, Nodes
@@ -130,7 +128,7 @@ def _spliced(nodes: Nodes, stored: NodeTable, spec_version: int) -> tuple[Long, 
         NewTable(bisect_left(index.paths, path), *_node(put[path], spec_version))
         for path in sorted(put)
     ]
-    source = Source(stored.buffer.payload, stored.tables.positions, layout.spans)
+    source = Source(stored.payload, stored.tables.positions, layout.spans)
     spliced: Spliced | None
     if index.is_plain and layout.spans.are_blocks:
         spliced = weave(source, gone, new)

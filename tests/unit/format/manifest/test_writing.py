@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.writing import IDENTIFIER
+from icechunk_async.format.flatbuffers.blocks import IDENTIFIER
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.refs import (
     ChunkRef,

@@ -1,0 +1,186 @@
+"""The snapshots of a repo info file as columns."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.flatbuffers.splicing import Spans
+from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.json.metadata import read_items
+from icechunk_async.format.repo_info.snapshots import NO_PARENT, no_such_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.flatbuffers.buffer import Bytes, Positions
+    from icechunk_async.format.flatbuffers.reading import Tables
+    from icechunk_async.format.json.metadata import RawMetadata
+
+__all__ = ["SnapshotColumns"]
+
+_ID_BYTES: Final = SnapshotId.size_bytes
+_LAST_SLOT: Final = 5
+
+
+class SnapshotColumns:
+    """The SnapshotInfo tables of a file, in its order."""
+
+    def __init__(self, tables: Tables) -> None:
+        """Look at all tables of the file."""
+        self.tables = tables
+
+    @cached_property
+    def ids(self) -> Bytes:
+        """The ids in the order of the file, ``(n, 12)``."""
+        return np.ascontiguousarray(self.tables.struct(0, _ID_BYTES, field="id"))
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """The place of each entry's parent; -1 for none.
+
+        Raises:
+            FormatError: one is outside of the file.
+        """
+        found: list[int] = self.parent_column.tolist()
+        return found
+
+    @cached_property
+    def parent_column(self) -> npt.NDArray[np.int64]:
+        """As `parents`."""
+        # An absent offset is 0, the first snapshot; no parent is -1.
+        parents = self.tables.scalar(1, 4).astype("<i4").astype(np.int64)
+        if ((parents < NO_PARENT) | (parents >= len(self.tables))).any():
+            raise no_such_parent()
+        return parents
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.int64] | None:
+        """The rows in ascending order of their ids; None if that is the order of the file.
+
+        Raises:
+            FormatError: two ids are equal.
+        """
+        words = self.ids.view(">u4").astype(np.uint64)
+        high, low = words[:, 0] << np.uint64(32) | words[:, 1], words[:, 2]
+        order = None
+        if not _are_ascending(high, low):
+            order = np.lexsort((low, high))
+            if not _are_ascending(high[order], low[order]):
+                raise FormatError("A repo info file lists a snapshot twice.")
+        return order
+
+    def places(self, snapshot_ids: Sequence[bytes]) -> list[int]:
+        """Return, for each id, the first place in ascending order whose id is not lower."""
+        # As texts of a fixed length, which NumPy compares as bytes; it ignores NULs at the end, and
+        # all have the same length.
+        ids = (self.ids if self.order is None else self.ids[self.order]).view(f"S{_ID_BYTES}")
+        wanted = np.array(snapshot_ids, f"S{_ID_BYTES}")
+        found: list[int] = np.searchsorted(ids[:, 0], wanted).tolist()
+        return found
+
+    def some(
+        self, rows: Sequence[int]
+    ) -> tuple[list[SnapshotId], list[SnapshotId | None], list[int], list[str]]:
+        """Return ids, parents, times and messages of entries.
+
+        Raises:
+            FormatError: one of them is damaged.
+        """
+        tables = self.tables.select(np.array(rows, np.int64))
+        return (
+            SnapshotId.many(self.ids[rows].tobytes()),
+            self._parent_ids(rows),
+            tables.scalar(2, 8).tolist(),
+            tables.strings(3, required="message"),
+        )
+
+    def more(self, rows: Sequence[int]) -> tuple[list[RawMetadata], list[tuple[SnapshotId, ...]]]:
+        """Return properties and pruned logs of entries; as `some`."""
+        tables = self.tables.select(np.array(rows, np.int64))
+        items, pruned = tables.vector(4, 4, 4), tables.vector(5, _ID_BYTES, 1)
+        logs = SnapshotId.many(pruned.structs().tobytes())
+        return (
+            _slices(read_items(items.tables()), items.counts),
+            _slices(tuple(logs), pruned.counts),
+        )
+
+    def _parent_ids(self, rows: Sequence[int]) -> list[SnapshotId | None]:
+        parents = [self.parents[row] for row in rows]
+        found: list[SnapshotId | None] = [*SnapshotId.many(self.ids[parents].tobytes())]
+        if NO_PARENT in parents:  # which has looked up the last one
+            found = [
+                None if parent == NO_PARENT else it
+                for parent, it in zip(parents, found, strict=True)
+            ]
+        return found
+
+    @cached_property
+    def layout(self) -> _Layout:
+        """Where the entries lie in the file, checked.
+
+        Raises:
+            FormatError: one of them is damaged.
+        """
+        return _Layout(self.tables, vtables=True)
+
+    @cached_property
+    def bare_spans(self) -> Spans:
+        """Where the entries lie without their vtables, which they may share."""
+        return _Layout(self.tables, vtables=False).spans
+
+
+class _Layout:
+    """Where entries lie in their file, with all that they refer to."""
+
+    def __init__(self, tables: Tables, *, vtables: bool) -> None:
+        self.spans = Spans(tables, vtables=vtables)
+        messages = tables.vector(3, 1, 1, required="message")
+        messages.check_text()
+        below = Spans.of(messages, ended=True)
+        vectors = tables.vector(4, 4, 4)
+        below.cover(vectors)
+        items = vectors.tables()
+        of_items = Spans(items, vtables=vtables)
+        names = items.vector(0, 1, 1, required="name")
+        names.check_text()
+        of_items.cover(names, ended=True)
+        of_items.cover(items.vector(1, 1, 1, required="value"))
+        below.cover_items(vectors.counts, of_items)
+        below.cover(tables.vector(_LAST_SLOT, _ID_BYTES, 1))
+        self.foreign = tables.reaches(_LAST_SLOT + 1).copy()
+        """Entries that are not copied: with fields that this version does not know, or such that
+        a parent cannot be replaced without another change."""
+        self.foreign[np.repeat(np.arange(len(tables)), vectors.counts)[items.reaches(2)]] = True
+        self.foreign |= Spans(tables, vtables=False).overlap(below) | _are_entangled(tables)
+        self.spans.cover_tables(np.arange(len(tables)), below)
+
+
+def _are_entangled(tables: Tables) -> npt.NDArray[np.bool_]:
+    """Return which entries keep their parent where something else of the table is."""
+    parents, present = tables.find(1, 4)
+    _, vtable_sizes = tables.sizes()
+    found = parents < tables.positions + 4
+    found |= (parents < tables.vtable_places + vtable_sizes) & (tables.vtable_places < parents + 4)
+    for slot, size in ((0, _ID_BYTES), (2, 8), (3, 4), (4, 4), (_LAST_SLOT, 4)):
+        places, there = tables.find(slot, size)
+        found |= there & (parents < places + size) & (places < parents + 4)
+    return found & present
+
+
+def _are_ascending(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> bool:
+    less = (high[:-1] < high[1:]) | ((high[:-1] == high[1:]) & (low[:-1] < low[1:]))
+    return bool(less.all())
+
+
+def _slices[T](values: tuple[T, ...], counts: Positions) -> list[tuple[T, ...]]:
+    """Return the values of each row, which follow one another; ``counts`` says how many."""
+    if not values:
+        return [()] * len(counts)
+    ends: list[int] = np.cumsum(counts).tolist()
+    return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
