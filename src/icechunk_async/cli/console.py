@@ -1,6 +1,6 @@
 """Print for people: tables, progress bars, and text that cannot do harm.
 
-Rich is imported when something is printed: ``--json`` does without.
+Rich is imported when it is needed: ``--json`` and simple tables in pipes do without.
 Names and messages come out of repositories that others wrote. They are printed
 literally, never as markup, and control characters are escaped.
 """
@@ -8,11 +8,13 @@ literally, never as markup, and control characters are escaped.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Final
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from icechunk_async._runtime.text import printable
+from icechunk_async.cli.listing import Listing, cell, escaped, is_simple, make_table
 from icechunk_async.cli.words import age_of
 
 if TYPE_CHECKING:
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.progress import TaskID
-    from rich.table import Table
     from rich.text import Text
 
     from icechunk_async._runtime.progress import Progress, ProgressCallback
+    from icechunk_async.cli.listing import Cell
 
 __all__ = [
     "ADDED",
@@ -42,6 +44,7 @@ __all__ = [
     "plain",
     "showing_progress",
     "styled",
+    "time_cell",
     "time_head",
     "time_of",
 ]
@@ -55,6 +58,8 @@ REMOVED: Final = "red"
 CHANGED: Final = "yellow"
 
 _WIDE = 10_000
+_ASKED: Final = frozenset({"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"})
+"""Variables with which users say what Rich is to do in a pipe."""
 
 
 @cache
@@ -73,10 +78,68 @@ def _console_type() -> type[Console]:
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console; if it is not a terminal, there are no colours and lines are not folded."""
+    pipe = _Pipe(stderr=stderr)
+    return cast("Console", pipe) if pipe.is_one() else _rich_console(stderr=stderr)
+
+
+def _rich_console(*, stderr: bool) -> Console:
     console = _console_type()(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDE
     return console
+
+
+class _Pipe:
+    """The console of a pipe or a file: it prints simple lines and listings by itself.
+
+    To import Rich takes as long as all else that a short command does. Everything else Rich prints.
+    """
+
+    is_terminal: Final = False
+
+    def __init__(self, *, stderr: bool) -> None:
+        self._stderr = stderr
+
+    def is_one(self) -> bool:
+        """Return whether it is a pipe or a file, and the environment does not say what to do."""
+        return not (_ASKED.intersection(os.environ) or self.file.isatty())
+
+    @property
+    def file(self) -> TextIO:
+        """The stream that is printed to."""
+        return sys.stderr if self._stderr else sys.stdout
+
+    @property
+    def width(self) -> int:
+        """Columns of what Rich prints."""
+        return self._rich.width
+
+    @width.setter
+    def width(self, columns: int) -> None:
+        self._rich.width = columns
+
+    @cached_property
+    def _rich(self) -> Console:
+        return _rich_console(stderr=self._stderr)
+
+    def print(self, *objects: object, **options: Any) -> None:
+        """Print objects of Rich, text or a listing."""
+        lines = _plain_lines(*objects) if len(objects) == 1 and not options else None
+        if lines is None:
+            self._rich.print(*objects, **options)
+        else:
+            self.file.write("".join(f"{line}\n" for line in lines))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of Rich's console."""
+        return getattr(self._rich, name)
+
+
+def _plain_lines(shown: object) -> list[str] | None:
+    """Return the lines that Rich would print into a pipe; None if only it can tell."""
+    if isinstance(shown, Listing):
+        return shown.lines(_WIDE)
+    return [shown] if isinstance(shown, str) and is_simple(shown) and len(shown) <= _WIDE else None
 
 
 def is_on_terminal(console: Console) -> bool:
@@ -86,8 +149,7 @@ def is_on_terminal(console: Console) -> bool:
 
 def plain(text: str, style: str = "") -> Text:
     """Return text without markup, with control characters escaped."""
-    lines = map(printable, text.splitlines())
-    return styled("\n".join(lines), style)
+    return styled(escaped(text), style)
 
 
 def styled(text: str, style: str = "") -> Text:
@@ -109,25 +171,21 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def make_table(*columns: str, header: bool = True) -> Table:
-    """Return a table without frames."""
-    from rich.table import Table  # noqa: PLC0415 -- slow to import
-
-    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
-    for column in columns:
-        # Parts of ids and times are useless, so only the long text at the end of a line folds.
-        folds = column in {"MESSAGE", "REFS", ""}
-        table.add_column(column, no_wrap=not folds, overflow="fold")
-    return table
-
-
 def time_of(moment: datetime, console: Console) -> Text:
     """Return how long ago a time was on a terminal; elsewhere the time in UTC, to the second.
 
     What reads a pipe gets the same text tomorrow. `time_head` is the head of the column.
     """
-    on_terminal = is_on_terminal(console)
-    return styled(age_of(moment) if on_terminal else f"{moment:%Y-%m-%d %H:%M:%S}", QUIET)
+    return styled(_shown(moment, console), QUIET)
+
+
+def time_cell(moment: datetime, console: Console) -> Cell:
+    """Return a time as a cell of a `Listing`; as `time_of`."""
+    return cell(_shown(moment, console), QUIET)
+
+
+def _shown(moment: datetime, console: Console) -> str:
+    return age_of(moment) if is_on_terminal(console) else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def time_head(name: str, console: Console) -> str:

@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -50,6 +51,14 @@ _HADOOP: Final = {
     **dict.fromkeys(("hdfs", "viewfs", "webhdfs", "dbfs"), "fsspec+{}"),
 }
 """The schemes here for what Hadoop, Spark and Databricks name otherwise."""
+_WITHOUT_DRIVER: Final = {
+    "file": "icechunk_async_local:open_local",
+    "memory": "icechunk_async_memory:open_memory",
+}
+"""The entry points of backends that always can be imported.
+
+To look for entry points takes longer than to import and open the one for files.
+"""
 _EXTRAS: Final = {
     "s3": "s3",
     "gs": "gcs",
@@ -210,9 +219,15 @@ def _translated(scheme: str, url: str) -> str:
 
 
 def _load(scheme: str, url: str) -> OpenBackend:
+    backend: OpenBackend
+    if scheme in _WITHOUT_DRIVER:
+        module, _, name = _WITHOUT_DRIVER[scheme].partition(":")
+        with suppress(ModuleNotFoundError):  # the entry point says what is missing
+            backend = getattr(import_module(module), name)
+            return backend
     point = _find(scheme, url)
     try:
-        backend: OpenBackend = point.load()
+        backend = point.load()
     except ModuleNotFoundError as error:
         distribution = point.dist.name if point.dist else "the backend's distribution"
         extra = f"[{_EXTRAS[point.name]}]" if point.name in _EXTRAS else ""

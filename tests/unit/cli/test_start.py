@@ -69,7 +69,9 @@ def test_history_needs_no_library_of_arrays(sample: Sample, arguments: tuple[str
     assert not found & unasked
     commands = {it for it in found if it.startswith("icechunk_async.cli.commands.")}
     rooms = {"data", "operate", "versions"}
-    own = {"history"} if arguments[0] not in {"branch", "tag"} else {"refs"}
+    own = {"branch": {"refs"}, "tag": {"refs"}, "log": {"log"}}.get(
+        arguments[0], {"history", "log"}
+    )
     assert {it.split(".")[-1] for it in commands} - rooms == own
 
 
@@ -89,6 +91,23 @@ def test_arguments_that_are_text_need_no_pydantic(sample: Sample, command: tuple
     """Typer would import it to convert text to text. Nor is OpenTelemetry, which nobody set up."""
     found = modules(*command, str(sample.path))
     assert not found & {"pydantic", "pydantic_core", "opentelemetry"}
+
+
+OFTEN = pytest.mark.parametrize(
+    "command", [("log",), ("branch", "list"), ("tag", "list"), ("status",)]
+)
+
+
+@OFTEN
+def test_tables_in_pipes_need_no_rich(sample: Sample, command: tuple[str, ...]) -> None:
+    """Where all letters are one column wide; a terminal gets colours and folded lines from it."""
+    assert "rich" not in modules(*command, str(sample.path))
+
+
+@OFTEN
+def test_opening_a_path_looks_for_no_entry_points(sample: Sample, command: tuple[str, ...]) -> None:
+    """The backend for files comes with the library; to look for others imports a mail reader."""
+    assert not {"importlib.metadata", "email", "csv"} & modules(*command, str(sample.path))
 
 
 @pytest.mark.parametrize("command", [("log",), ("branch", "list"), ("tag", "list"), ("ops",)])

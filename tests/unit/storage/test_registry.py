@@ -175,7 +175,7 @@ async def test_urls_that_name_nothing_are_refused(url: str) -> None:
             pass
 
 
-async def test_a_backend_of_this_library_is_found_without_looking_at_others(
+def test_a_backend_of_this_library_is_found_without_looking_at_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That would read a file of every installed distribution, at each start."""
@@ -184,6 +184,21 @@ async def test_a_backend_of_this_library_is_found_without_looking_at_others(
         raise AssertionError("all distributions were read")
 
     monkeypatch.setattr(metadata, "entry_points", refuse)
+    assert registry._find("s3", "s3://bucket").value == "icechunk_async_s3:open_s3"  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_backends_without_a_driver_are_found_without_entry_points(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are those that the distribution declares; to look for them would take a while."""
+    declared = metadata.distribution("icechunk-async").entry_points.select(group=registry.GROUP)
+    known = registry._WITHOUT_DRIVER  # pyright: ignore[reportPrivateUsage]
+    assert known.items() <= {it.name: it.value for it in declared}.items()
+
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("the distribution was read")
+
+    monkeypatch.setattr(metadata, "distribution", refuse)
     monkeypatch.setattr(registry, "_loaded", {})
     async with open_storage("memory://own") as storage:
         assert storage.description.url == "memory://own"

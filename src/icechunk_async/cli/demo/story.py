@@ -16,7 +16,8 @@ from rich.text import Text
 
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.cli.commands.data.contents import show_hierarchy, tree
-from icechunk_async.cli.commands.versions.history import diff, log, show_comparison, show_log
+from icechunk_async.cli.commands.versions.history import diff, show_comparison
+from icechunk_async.cli.commands.versions.log import log, show_log
 from icechunk_async.cli.demo import changes
 from icechunk_async.cli.demo.data import (
     COPIED,

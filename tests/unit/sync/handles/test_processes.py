@@ -74,7 +74,7 @@ def test_importing_is_quick() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "most"), [("icechunk_async", 95), ("icechunk_async.sync", 184)]
+    ("package", "most"), [("icechunk_async", 95), ("icechunk_async.sync", 186)]
 )
 def test_importing_the_repository_brings_what_every_program_needs(package: str, most: int) -> None:
     """The modules of upkeep, inspection, credentials and storage trials are imported on use."""

@@ -24,6 +24,7 @@ from icechunk_async.cli.console import (
     time_of,
 )
 from icechunk_async.cli.declaring import OptionPair, parse_pair, repository_command, url_command
+from icechunk_async.cli.listing import Listing, cell
 from icechunk_async.cli.pager import paged
 from icechunk_async.cli.words import moment
 from icechunk_async.errors import InvalidInputError
@@ -399,21 +400,21 @@ async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout 
 
 
 def _show_state(document: State, console: Console) -> None:
-    table = make_table("", "", header=False)
-    table.add_row("repository", plain(document.url))
-    table.add_row("format", document.layout)
+    table = Listing("", "", header=False)
+    table.add_row(cell("repository"), cell(document.url))
+    table.add_row(cell("format"), cell(document.layout))
     style = "" if document.availability == "online" else REMOVED
-    table.add_row("availability", styled(document.availability.replace("_", " "), style))
+    table.add_row(cell("availability"), cell(document.availability.replace("_", " "), style))
     if document.reason is not None:
-        table.add_row("reason", plain(one_line(document.reason)))
+        table.add_row(cell("reason"), cell(one_line(document.reason)))
     if document.set_at is not None:
-        table.add_row("since", moment(document.set_at))
-    table.add_row("branches", f"{document.branches:,}")
-    table.add_row("tags", f"{document.tags:,}")
+        table.add_row(cell("since"), cell(moment(document.set_at)))
+    table.add_row(cell("branches"), cell(f"{document.branches:,}"))
+    table.add_row(cell("tags"), cell(f"{document.tags:,}"))
     for name, enabled in sorted(document.feature_flags.items()):
-        table.add_row(plain(name), "enabled" if enabled else styled("disabled", REMOVED))
+        table.add_row(cell(name), cell("enabled") if enabled else cell("disabled", REMOVED))
     for name, value in sorted(document.metadata.items()):
-        table.add_row(plain(name), plain(json.dumps(value, ensure_ascii=False)))
+        table.add_row(cell(name), cell(json.dumps(value, ensure_ascii=False)))
     console.print(table)
 
 

@@ -1,14 +1,19 @@
-"""`init`, `log`, `show` and `diff`: create a repository and read its history."""
+"""`init`, `show` and `diff`: create a repository, and what its commits changed."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from icechunk_async.cli.commands.versions.log import (
+    SnapshotLine,
+    line_of,
+    names_of_snapshots,
+    refs_of,
+)
 from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import (
     ADDED,
@@ -17,41 +22,30 @@ from icechunk_async.cli.console import (
     QUIET,
     REMOVED,
     SNAPSHOT,
-    TAG,
     assembled,
     make_table,
     plain,
     styled,
-    time_head,
-    time_of,
 )
-from icechunk_async.cli.declaring import AsOf, Ref, repository_command, url_command
-from icechunk_async.cli.pager import paged
-from icechunk_async.cli.targets import find_target, ref_targets
+from icechunk_async.cli.declaring import AsOf, repository_command, url_command
+from icechunk_async.cli.listing import text_of
+from icechunk_async.cli.targets import find_target
 from icechunk_async.cli.words import age_of
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     import numpy as np
     import numpy.typing as npt
     from rich.console import Console
-    from rich.text import Text
 
     from icechunk_async import Repository, SnapshotId
     from icechunk_async.engine.history.diff import Diff
-    from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.format.repo_info import SnapshotInfo
 
 __all__ = [
     "Comparison",
-    "Log",
     "Touched",
     "diff",
-    "log",
     "register",
     "show_comparison",
-    "show_log",
     "show_touched",
     "touched_of",
 ]
@@ -71,10 +65,6 @@ _Probe = Annotated[
         help="Try the storage's promises first, or accept the risk. By default they are tried "
         "unless the backend has verified them itself.",
     ),
-]
-_Number = Annotated[
-    int | None,
-    typer.Option("--limit", "--number", "-n", min=1, help="List at most this many snapshots."),
 ]
 _MaxChunks = Annotated[
     int, typer.Option("--max-chunks", min=0, help="Coordinates to list for each array.")
@@ -104,29 +94,6 @@ class Created:
     layout: str
     branch: str
     snapshot_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotLine:
-    """A snapshot in history."""
-
-    id: str
-    parent_id: str | None
-    written_at: datetime
-    message: str
-    metadata: dict[str, JSON]
-    branches: list[str]
-    """Those whose tip it is."""
-    tags: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The document of `log`, newest first."""
-
-    ref: str
-    snapshot_id: str
-    snapshots: list[SnapshotLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,24 +178,6 @@ async def init(
         return Created(where, repository.spec_version, repository.layout, "main", str(tip))
 
 
-async def log(
-    repository: Repository, ref: Ref = "main", *, number: _Number = None, as_of: AsOf = None
-) -> Log:
-    """List snapshots from a REF back to the first; a long list is paged on a terminal.
-
-    JSON keys: ref, snapshot_id, snapshots (each: id, parent_id, written_at, message, metadata,
-    branches, tags).
-    """
-    target = await find_target(repository, ref, as_of)
-    names = await _names(repository)
-    lines: list[SnapshotLine] = []
-    async for info in repository.ancestry(snapshot_id=target.snapshot_id):
-        lines.append(_line(info, names))
-        if len(lines) == number:
-            break
-    return Log(target.ref, str(target.snapshot_id), lines)
-
-
 async def show(
     repository: Repository, ref: _AnyRef = "main", *, as_of: AsOf = None, max_chunks: _MaxChunks = 5
 ) -> Details:
@@ -243,7 +192,7 @@ async def show(
     touched = None
     if info.parent_id is not None:
         touched = await _read_touched(repository, info.parent_id, info.id, max_chunks)
-    return Details(target.ref, _line(info, await _names(repository)), touched)
+    return Details(target.ref, line_of(info, await names_of_snapshots(repository)), touched)
 
 
 async def diff(
@@ -257,28 +206,6 @@ async def diff(
     newer = await find_target(repository, end)
     touched = await _read_touched(repository, older.snapshot_id, newer.snapshot_id, max_chunks)
     return Comparison(older.ref, str(older.snapshot_id), newer.ref, str(newer.snapshot_id), touched)
-
-
-async def _names(repository: Repository) -> dict[str, dict[SnapshotId, list[str]]]:
-    """Return the branches and tags of each snapshot, by kind."""
-    names: dict[str, dict[SnapshotId, list[str]]] = {}
-    for kind in ("branch", "tag"):
-        names[kind] = defaultdict(list)
-        for name, snapshot_id in await ref_targets(repository, kind):
-            names[kind][snapshot_id].append(name)
-    return names
-
-
-def _line(info: SnapshotInfo, names: dict[str, dict[SnapshotId, list[str]]]) -> SnapshotLine:
-    return SnapshotLine(
-        str(info.id),
-        None if info.parent_id is None else str(info.parent_id),
-        info.written_at,
-        info.message,
-        info.metadata,
-        names["branch"].get(info.id, []),
-        names["tag"].get(info.id, []),
-    )
 
 
 async def _read_touched(
@@ -339,20 +266,6 @@ def _show_created(document: Created, console: Console) -> None:
     )
 
 
-def show_log(document: Log, console: Console) -> None:
-    """Print one line for each snapshot, in a pager if there are many."""
-    table = make_table("SNAPSHOT", time_head("WRITTEN", console), "REFS", "MESSAGE")
-    for line in document.snapshots:
-        table.add_row(
-            styled(line.id, SNAPSHOT),
-            time_of(line.written_at, console),
-            _refs(line),
-            plain(line.message),
-        )
-    with paged(console):
-        console.print(table)
-
-
 def _show_details(document: Details, console: Console) -> None:
     line = document.snapshot
     table = make_table("", "", header=False)
@@ -367,7 +280,7 @@ def _show_details(document: Details, console: Console) -> None:
     for name, value in sorted(line.metadata.items()):
         table.add_row(plain(name), plain(json.dumps(value, ensure_ascii=False)))
     if line.branches or line.tags:
-        table.add_row("refs", _refs(line))
+        table.add_row("refs", text_of(refs_of(line)))
     console.print(table)
     if document.touched is not None:
         console.print()
@@ -424,15 +337,8 @@ def _chunks(chunks: TouchedChunks) -> str:
     return f"{chunks.count} in [{box}]: {shown}, ..." if shown else f"{chunks.count} in [{box}]"
 
 
-def _refs(line: SnapshotLine) -> Text:
-    branches = [plain(name, BRANCH) for name in line.branches]
-    tags = [plain(name, TAG) for name in line.tags]
-    return styled(", ").join([*branches, *tags])
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(url_command(init, _show_created))
-    app.command()(repository_command(log, show_log))
     app.command()(repository_command(show, _show_details))
     app.command()(repository_command(diff, show_comparison))

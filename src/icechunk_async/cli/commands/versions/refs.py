@@ -14,13 +14,12 @@ from icechunk_async.cli.console import (
     SNAPSHOT,
     TAG,
     assembled,
-    make_table,
     plain,
-    styled,
+    time_cell,
     time_head,
-    time_of,
 )
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command
+from icechunk_async.cli.listing import Listing, cell
 from icechunk_async.cli.targets import CONCURRENT_LOOKUPS, find_target, ref_targets
 
 if TYPE_CHECKING:
@@ -170,11 +169,11 @@ def _show_list(document: RefList, console: Console) -> None:
             "There are no branches." if document.kind == "branch" else "There are no tags."
         )
         return
-    table = make_table(document.kind.upper(), "SNAPSHOT", time_head("WRITTEN", console), "MESSAGE")
+    table = Listing(document.kind.upper(), "SNAPSHOT", time_head("WRITTEN", console), "MESSAGE")
     style = BRANCH if document.kind == "branch" else TAG
     for ref in document.refs:
-        name, snapshot_id = plain(ref.name, style), styled(ref.snapshot_id, SNAPSHOT)
-        table.add_row(name, snapshot_id, time_of(ref.written_at, console), plain(ref.message))
+        name, snapshot_id = cell(ref.name, style), cell(ref.snapshot_id, SNAPSHOT)
+        table.add_row(name, snapshot_id, time_cell(ref.written_at, console), cell(ref.message))
     console.print(table)
 
 
