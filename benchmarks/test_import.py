@@ -52,13 +52,18 @@ def test_start_of_the_command(contest: Contest, tmp_path: Path) -> None:
     """CPU of a process from its start to its end; the official engine has no command."""
     place = str(tmp_path / "repository")
     create("official", place)
-    rows = {"--version": ["--version"], "log": ["log", place], "branch list": [*BRANCHES, place]}
+    rows = {
+        "--version": ["--version"],
+        "log": ["log", place],
+        "branch list": [*BRANCHES, place],
+        "status": ["status", place],
+    }
     for name, arguments in rows.items():
         contest.children(
             f"command: {name}",
             partial(_command, arguments),
             metrics={"seconds": {}, "cpu seconds": {}},
-            limits={"cpu seconds": 0.25} if name == "--version" else {},
+            limits={"cpu seconds": 0.25},
             rounds=7,
             environment={"PYTHONDONTWRITEBYTECODE": ""},
         )

@@ -73,6 +73,18 @@ def test_importing_is_quick() -> None:
     _run(script)
 
 
+def test_programs_import_numpy_with_the_repository() -> None:
+    """And not at the first session, on their event loop; the command, which needs none, never."""
+    script = """
+    import sys
+    from icechunk_async.repository import Repository
+    assert "numpy" not in sys.modules
+    from icechunk_async import Repository
+    assert "numpy" in sys.modules
+    """
+    _run(script)
+
+
 @pytest.mark.parametrize(
     ("package", "most"), [("icechunk_async", 95), ("icechunk_async.sync", 186)]
 )
