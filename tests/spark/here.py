@@ -26,6 +26,9 @@ class _Frame:
     def mapInArrow(self, work: Callable[..., Iterator[Any]], _: str) -> _Frame:  # noqa: N802 -- Spark's
         return _Frame(pa.Table.from_batches(list(work(iter(self._table.to_batches())))))
 
+    def repartitionById(self, _: int, __: str) -> _Frame:  # noqa: N802 -- Spark's
+        return self
+
     def toArrow(self) -> Any:  # noqa: N802 -- Spark's
         return self._table
 
@@ -36,9 +39,6 @@ class _Session:
     @property
     def sparkContext(self) -> Any:  # noqa: N802 -- Spark's
         raise NotImplementedError
-
-    def range(self, start: int, stop: int, step: int, _: int) -> _Frame:
-        return _Frame(pa.Table.from_pydict({"id": list(range(start, stop, step))}))
 
     def createDataFrame(self, table: Any) -> _Frame:  # noqa: N802 -- Spark's
         return _Frame(table)

@@ -265,6 +265,42 @@ def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: 
     assert (unread.virtual_objects, unread.virtual_not_authorized) == (3, 3)
 
 
+def test_each_task_receives_its_own_part_and_nothing_of_the_others(
+    spark: SparkSession, repository: Repository, tmp_path: Path
+) -> None:
+    """Or the work of a job would grow with the square of its size."""
+    log = tmp_path / "received"
+
+    def receive(number: int) -> int:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"{number}\n")
+        return number
+
+    class Part:
+        """Notes when it is unpickled."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return receive, (self.number,)
+
+    async def where(_: AsyncRepository, number: int) -> dict[str, list[int]]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        return {"number": [number], "partition": [context.partitionId()]}
+
+    parts = [Part(number) for number in range(20)]
+    shared = SharedRepository.of(repository)
+    table = run_job(spark, shared, parts, where, "number long, partition long", phase="looking")
+    expected = list(range(20))
+    assert table.column("number").to_pylist() == expected
+    assert table.column("partition").to_pylist() == expected
+    assert sorted(map(int, log.read_text().split())) == expected
+
+
 async def budget_in_a_task(native: AsyncRepository, number: int) -> dict[str, list[int]]:
     """Return the number of concurrent requests of a task."""
     return {"number": [number], "requests": [native.config.effective_max_concurrent_requests]}

@@ -7,6 +7,7 @@ twice, so the work of a task must be harmless to repeat.
 
 from __future__ import annotations
 
+import pickle
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from icechunk_async._runtime.progress import Progress, no_progress
 
@@ -108,7 +110,7 @@ def run_job[P](
     Args:
         spark: a session, also one of Spark Connect.
         shared: the repository; tasks share its budget of requests.
-        parts: plain data, one item for each task.
+        parts: plain data, one item for each task, which gets nothing of the others.
         work: returns the columns of one part. It may run several times for a part; one result
             counts.
         columns: names and types of the columns, in Spark's notation.
@@ -124,15 +126,28 @@ def run_job[P](
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for number in batch.column(0).to_pylist():
-                found = shared.in_task(budget).ask(partial(_work_on, work, parts[number]))
+            for pickled in batch.column("part").to_pylist():
+                part = pickle.loads(pickled)  # noqa: S301 -- the driver of this job wrote it
+                found = shared.in_task(budget).ask(partial(_work_on, work, part))
                 yield pa.RecordBatch.from_pydict(dict(found), schema=schema)
 
-    # A data frame, not an RDD: Spark Connect has no RDDs.
-    frame = spark.range(0, len(parts), 1, len(parts)).mapInArrow(each, columns)
+    frame = _divided(spark, parts).mapInArrow(each, columns)
     with _watched(spark, phase, len(parts), progress):
         table: pa.Table = frame.toArrow()
     return table
+
+
+def _divided(spark: SparkSession, parts: Sequence[object]) -> DataFrame:
+    """Return parts as rows, each in a partition of its own.
+
+    What a function refers to travels to every task: with all parts in it, the work of a job would
+    grow with their square. A data frame, not an RDD: Spark Connect has no RDDs.
+    """
+    rows = {
+        "number": pa.array(range(len(parts)), pa.int32()),
+        "part": pa.array([cloudpickle.dumps(it) for it in parts], pa.binary()),
+    }
+    return spark.createDataFrame(pa.table(rows)).repartitionById(len(parts), "number")
 
 
 async def _work_on[P, R](
@@ -181,17 +196,19 @@ def _watch(
     tracker: Any, group: str, ended: threading.Event, last: Progress, tell: ProgressCallback
 ) -> None:
     while not ended.wait(_POLL_SECONDS):
-        found = min(last.total or 0, _count_done(tracker, group))
+        found = _count_done(tracker, group, last.total or 0)
         if found > last.done:
             last = replace(last, done=found)
             tell(last)
 
 
-def _count_done(tracker: Any, group: str) -> int:
+def _count_done(tracker: Any, group: str, total: int) -> int:
+    """Return how many tasks have ended of the stage that has one for each part."""
     done = 0
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)
         for stage in () if info is None else info.stageIds:
             found = tracker.getStageInfo(stage)
-            done += 0 if found is None else found.numCompletedTasks
+            if found is not None and found.numTasks == total:
+                done = max(done, found.numCompletedTasks)
     return done
