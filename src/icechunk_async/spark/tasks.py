@@ -138,7 +138,7 @@ def run_job[P](
 
 
 def _divided(spark: SparkSession, parts: Sequence[object]) -> DataFrame:
-    """Return parts as rows, each in a partition of its own.
+    """Return parts as rows, one in each partition.
 
     What a function refers to travels to every task: with all parts in it, the work of a job would
     grow with their square. A data frame, not an RDD: Spark Connect has no RDDs.
@@ -203,7 +203,7 @@ def _watch(
 
 
 def _count_done(tracker: Any, group: str, total: int) -> int:
-    """Return how many tasks have ended of the stage that has one for each part."""
+    """Return the number of ended tasks of the stage that has one for each part."""
     done = 0
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)
