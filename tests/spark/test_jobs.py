@@ -285,7 +285,7 @@ def test_each_task_receives_its_own_part_and_nothing_of_the_others(
         def __reduce__(self) -> tuple[Any, ...]:
             return receive, (self.number,)
 
-    async def where(_: AsyncRepository, number: int) -> dict[str, list[int]]:
+    async def where(_: AsyncRepository, number: Any) -> dict[str, list[int]]:
         from pyspark import TaskContext
 
         context = TaskContext.get()

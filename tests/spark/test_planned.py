@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import zarr
 
 from icechunk_async.spark import PlannedRead, watch_reads
+from tests.spark.tables import make_reader, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,3 +107,29 @@ def test_the_log_that_spark_keeps_says_what_is_read(
     read = read_of(snapshot_id, 2, 2, "x")
     assert messages == [str(read)]
     assert "2 of 10 chunks of the grid are read, 2 of 100 rows" in messages[0]
+
+
+@pytest.mark.parametrize("layout", ["rows", "chunks"])
+def test_the_partitions_that_one_worker_reads_open_their_group_once(
+    repository: Repository,
+    snapshot_id: str,
+    url: str,
+    layout: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Opening takes a millisecond for each array of the group, however few a query needs."""
+    reader = make_reader(url, layout=layout, snapshot_id=snapshot_id, partition_bytes="100")
+    parts = plan(reader)
+    if layout == "rows":
+        assert len(parts) > 5
+    opened: list[str] = []
+    opening = zarr.open_group
+
+    def counted(*args: Any, **options: Any) -> Any:
+        opened.append(options.get("path", ""))
+        return opening(*args, **options)
+
+    monkeypatch.setattr(zarr, "open_group", counted)
+    rows = sum(batch.num_rows for part in parts * 3 for batch in reader.read(part))
+    assert rows == 3 * (100 if layout == "rows" else 20)
+    assert len(opened) <= 1

@@ -119,6 +119,16 @@ class SharedRepository:
         """Wrap a handle; use `of` or `at`."""
         self._handle = handle
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether both share one open repository."""
+        if not isinstance(other, SharedRepository):
+            return NotImplemented
+        return self._handle is other._handle
+
+    def __hash__(self) -> int:
+        """Agree with equality."""
+        return hash(id(self._handle))
+
     @classmethod
     def of(cls, repository: Repository | str) -> SharedRepository:
         """Wrap an open repository, or the one at a URL."""

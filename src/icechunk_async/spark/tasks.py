@@ -12,7 +12,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -143,9 +143,10 @@ def _divided(spark: SparkSession, parts: Sequence[object]) -> DataFrame:
     What a function refers to travels to every task: with all parts in it, the work of a job would
     grow with their square. A data frame, not an RDD: Spark Connect has no RDDs.
     """
+    dumps = cast("Callable[[object], bytes]", cloudpickle.dumps)
     rows = {
         "number": pa.array(range(len(parts)), pa.int32()),
-        "part": pa.array([cloudpickle.dumps(it) for it in parts], pa.binary()),
+        "part": pa.array([dumps(it) for it in parts], pa.binary()),
     }
     return spark.createDataFrame(pa.table(rows)).repartitionById(len(parts), "number")
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.arrow.boxes import cut, grouped
-from icechunk_async.arrow.table import arrays_of, open_group, path_of, values_of
+from icechunk_async.arrow.table import path_of, values_of
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
+from icechunk_async.spark.read.opened import arrays_of, open_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

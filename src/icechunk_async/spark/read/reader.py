@@ -20,11 +20,11 @@ from icechunk_async.arrow.guarantees import chunk_bounds, mask_of
 from icechunk_async.arrow.table import (
     check_type,
     dimension_values,
-    open_group,
     table_shape,
 )
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.read import chunks as chunk_rows
+from icechunk_async.spark.read.opened import open_group
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter, possible
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.tables import schema_of, table_batches

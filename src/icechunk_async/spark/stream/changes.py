@@ -32,10 +32,8 @@ from icechunk_async.arrow.boxes import (
 )
 from icechunk_async.arrow.rows import LOAD_BYTES, width_of
 from icechunk_async.arrow.table import (
-    arrays_of,
     check_type,
     dimension_values,
-    open_group,
     path_of,
     table_shape,
     to_arrow,
@@ -55,6 +53,7 @@ from icechunk_async.spark.read.chunks import (
     nodes_of,
     rows_of,
 )
+from icechunk_async.spark.read.opened import arrays_of, open_group
 from icechunk_async.spark.read.reader import (
     IcechunkReader,
     Part,
