@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ingested_files,
         list_sources,
     )
+    from icechunk_async.spark.jobs.analyze import analyze
     from icechunk_async.spark.jobs.garbage import garbage_collect
     from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
     from icechunk_async.spark.jobs.verify import check_references, verify
@@ -53,6 +54,7 @@ __all__ = [
     "PlannedRead",
     "Published",
     "Transaction",
+    "analyze",
     "check_references",
     "garbage_collect",
     "ingest_virtual",
@@ -75,6 +77,7 @@ __all__ = [
 
 _NAMES: Final = {
     "ingest.ingest": ("Ingested", "ingest_virtual", "ingested_files", "list_sources"),
+    "jobs.analyze": ("analyze",),
     "jobs.garbage": ("garbage_collect",),
     "jobs.manifests": ("rewrite_manifests", "storage_statistics"),
     "jobs.verify": ("check_references", "verify"),

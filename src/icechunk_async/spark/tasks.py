@@ -143,7 +143,7 @@ def _divided(spark: SparkSession, parts: Sequence[object]) -> DataFrame:
     What a function refers to travels to every task: with all parts in it, the work of a job would
     grow with their square. A data frame, not an RDD: Spark Connect has no RDDs.
     """
-    dumps = cast("Callable[[object], bytes]", cloudpickle.dumps)
+    dumps = cast("Any", cloudpickle).dumps
     rows = {
         "number": pa.array(range(len(parts)), pa.int32()),
         "part": pa.array([dumps(it) for it in parts], pa.binary()),

@@ -524,10 +524,10 @@ class ChunksState:
         """Look up the arrays; a missing group has none."""
         self.options = options
         self.nodes: Mapping[str, Node] = {}
+        self.arrays: Mapping[str, Any] = {}
         try:
             self.arrays = arrays_of(options)
         except NodeNotFoundError:
-            self.arrays = {}
             return
         self.nodes = nodes_of(options)
 

@@ -19,17 +19,25 @@ from icechunk_async.zarr.queries.arrays import QueriedArray
 from icechunk_async.zarr.queries.measuring import measure
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import AsyncGenerator, Collection
 
     import numpy.typing as npt
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.format.ids import SnapshotId, StatisticsId
-    from icechunk_async.format.statistics import Rows
+    from icechunk_async.format.statistics import Keys, Rows
     from icechunk_async.session import Session
-    from icechunk_async.zarr.queries.arrays import KnownChunks
 
-__all__ = ["Analysis", "analyze", "chunks_at_once"]
+__all__ = [
+    "Analysis",
+    "Tally",
+    "Unknown",
+    "analyze",
+    "chunks_at_once",
+    "join_objects",
+    "lacking",
+    "measure_chunks",
+]
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES: Final = 256 << 20
@@ -61,14 +69,50 @@ class Analysis:
 
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
+    """The result so far: what was found, and what was done."""
+
     arrays: int = 0
     chunks: int = 0
     known: int = 0
     bytes_read: int = 0
     left_out: list[str] = field(default_factory=list[str])
     unreadable: list[str] = field(default_factory=list[str])
-    superseded: list[StatisticsId] = field(default_factory=list["StatisticsId"])
+
+    def analysis(self, snapshot_id: SnapshotId) -> Analysis:
+        """Return it as a result, and write it to the log."""
+        analysis = Analysis(
+            snapshot_id,
+            self.arrays,
+            self.chunks,
+            self.known,
+            self.bytes_read,
+            tuple(self.left_out),
+            tuple(self.unreadable),
+        )
+        _log.info("analyzed: %s", analysis)
+        return analysis
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unknown:
+    """Chunks of an array that have no statistics; plain data."""
+
+    path: str
+    coords: npt.NDArray[np.uint32]
+    """``(n, axes)``, ascending."""
+    keys: Keys
+    lengths: npt.NDArray[np.uint64]
+    """Stored bytes, ``(n,)``."""
+
+    def __len__(self) -> int:
+        """Return the number of chunks."""
+        return len(self.coords)
+
+    def part(self, start: int, stop: int) -> Unknown:
+        """Return some of the chunks."""
+        rows = slice(start, stop)
+        return Unknown(self.path, self.coords[rows], self.keys[rows], self.lengths[rows])
 
 
 def chunks_at_once(*arrays: QueriedArray) -> int:
@@ -88,73 +132,110 @@ async def analyze(
     Returns:
         What was added, and the objects whose statistics are now in others, too.
     """
-    tops = None if paths is None else check_selection(paths)
-    tally, progress = _Tally(), progress or no_progress
-    nodes = session.workspace.base.nodes
+    tally, superseded = Tally(), list["StatisticsId"]()
     with telemetry.span("analyze"):
-        for path in list(nodes.below("/")):
-            if tops is not None and not any(is_within(path, top) for top in tops):
-                continue
-            if nodes[path].array is None:
-                continue
-            try:
-                owner = await QueriedArray.open(session, path)
-            except (InvalidInputError, ValueError) as error:  # ValueError: Zarr does not know it
-                tally.left_out.append(str(error))
-                continue
-            tally.arrays += 1
-            await _Work(session, owner, tally, progress).run()
-    analysis = Analysis(
-        session.snapshot_id,
-        tally.arrays,
-        tally.chunks,
-        tally.known,
-        tally.bytes_read,
-        tuple(tally.left_out),
-        tuple(tally.unreadable),
+        async for unknown in lacking(session, paths, tally):
+            await measure_chunks(session, unknown, tally, progress)
+            superseded += await join_objects(session, unknown.path)
+    return tally.analysis(session.snapshot_id), superseded
+
+
+async def lacking(
+    session: Session, paths: Collection[str] | None, tally: Tally
+) -> AsyncGenerator[Unknown]:
+    """Yield the chunks without statistics of each array that can have them, and count the others.
+
+    Cost: as `QueriedArray.known_chunks`, one array at a time.
+    """
+    tops = None if paths is None else check_selection(paths)
+    nodes = session.workspace.base.nodes
+    for path in list(nodes.below("/")):
+        if tops is not None and not any(is_within(path, top) for top in tops):
+            continue
+        if nodes[path].array is None:
+            continue
+        try:
+            owner = await QueriedArray.open(session, path)
+        except (InvalidInputError, ValueError) as error:  # ValueError: Zarr does not know it
+            tally.left_out.append(str(error))
+            continue
+        tally.arrays += 1
+        chunks = await owner.known_chunks(session)
+        tally.known += int(np.count_nonzero(chunks.places >= 0))
+        rows = np.flatnonzero(chunks.has_key & (chunks.places < 0))
+        refs = chunks.refs
+        yield Unknown(path, refs.coords[rows], chunks.keys[rows], refs.lengths[rows])
+
+
+async def measure_chunks(
+    session: Session, unknown: Unknown, tally: Tally, progress: ProgressCallback | None = None
+) -> None:
+    """Read chunks, and store their statistics; those that cannot be read stay unknown.
+
+    Cancellation: statistics that were stored until then stay.
+    """
+    if not len(unknown):
+        return
+    work = _Work(
+        session, await QueriedArray.open(session, unknown.path), tally, progress or no_progress
     )
-    _log.info("analyzed: %s", analysis)
-    return analysis, tally.superseded
+    for start in range(0, len(unknown), _ROWS):
+        await work.run(unknown.part(start, start + _ROWS))
+
+
+async def join_objects(session: Session, path: str) -> list[StatisticsId]:
+    """Store the statistics in many objects of an array as one, since a query reads each.
+
+    Returns:
+        The objects that are not needed any more.
+    """
+    files = session.workspace.assets.statistics
+    before = await files.find(session.workspace.array(path).id)
+    if len(before) <= _MOST_OBJECTS:
+        return []
+    owner = await QueriedArray.open(session, path)
+    chunks = await owner.known_chunks(session)
+    table = chunks.table
+    used = np.unique(chunks.places[chunks.places >= 0])
+    if len(table) > 2 * len(used):  # most are of chunks that are gone
+        table = table[used]
+    if len(table):
+        await _put(session, owner, table)
+    return before
+
+
+async def _put(session: Session, owner: QueriedArray, rows: Rows) -> None:
+    meaning = owner.meaning
+    statistics = ChunkStatistics(meaning.digest, meaning.kind, rows)
+    await session.workspace.assets.statistics.put(owner.node.id, statistics)
 
 
 class _Work:
-    """The chunks of one array."""
+    """Measuring chunks of one array."""
 
     def __init__(
-        self, session: Session, owner: QueriedArray, tally: _Tally, progress: ProgressCallback
+        self, session: Session, owner: QueriedArray, tally: Tally, progress: ProgressCallback
     ) -> None:
         self._session = session
         self._owner = owner
         self._tally = tally
         self._progress = progress
-        self._files = session.workspace.assets.statistics
 
-    async def run(self) -> None:
-        before = await self._files.find(self._owner.node.id)
-        chunks = await self._owner.known_chunks(self._session)
-        self._tally.known += int(np.count_nonzero(chunks.places >= 0))
-        wanted = np.flatnonzero(chunks.has_key & (chunks.places < 0))
-        made: list[Rows] = []
-        for start in range(0, len(wanted), _ROWS):
-            rows = await self._measure(chunks, wanted[start : start + _ROWS])
-            if len(rows):
-                await self._put(rows)
-                made.append(rows)
-        if len(before) > _MOST_OBJECTS:
-            await self._join(chunks, before, made)
-
-    async def _measure(self, chunks: KnownChunks, wanted: npt.NDArray[np.int64]) -> Rows:
-        """Return the statistics of some chunks; without those that cannot be read."""
-        limit = chunks_at_once(self._owner)
+    async def run(self, unknown: Unknown) -> None:
+        """Measure some chunks, and store what came of it as one object."""
         found = await bounded_map(
-            lambda row: self._measure_one(chunks, row), wanted.tolist(), limit=limit
+            lambda row: self._measure(unknown, row),
+            range(len(unknown)),
+            limit=chunks_at_once(self._owner),
         )
-        return joined([it for it in found if it is not None], self._owner.meaning.kind)
+        rows = joined([it for it in found if it is not None], self._owner.meaning.kind)
+        if len(rows):
+            await _put(self._session, self._owner, rows)
 
-    async def _measure_one(self, chunks: KnownChunks, row: int) -> Rows | None:
-        owner, refs = self._owner, chunks.refs
-        within = cells_within(refs.coords[row : row + 1], owner.shape, owner.chunks)[0].tolist()
-        corner = zip(refs.coords[row].tolist(), owner.chunks, within, strict=True)
+    async def _measure(self, unknown: Unknown, row: int) -> Rows | None:
+        owner, coords = self._owner, unknown.coords[row : row + 1]
+        within = cells_within(coords, owner.shape, owner.chunks)[0].tolist()
+        corner = zip(coords[0].tolist(), owner.chunks, within, strict=True)
         box = tuple(slice(at * size, at * size + cells) for at, size, cells in corner)
         try:
             numbers = await owner.read(box)
@@ -164,26 +245,8 @@ class _Work:
         found = await self._session.workspace.assets.compute(
             lambda: measure(owner.meaning, numbers), size_bytes=numbers.nbytes
         )
-        found["key"] = chunks.keys[row]
+        found["key"] = unknown.keys[row]
         self._tally.chunks += 1
-        self._tally.bytes_read += int(refs.lengths[row])
+        self._tally.bytes_read += int(unknown.lengths[row])
         self._progress(Progress("analyzing chunks", self._tally.chunks))
         return found
-
-    async def _put(self, rows: Rows) -> StatisticsId:
-        meaning = self._owner.meaning
-        statistics = ChunkStatistics(meaning.digest, meaning.kind, rows)
-        return await self._files.put(self._owner.node.id, statistics)
-
-    async def _join(
-        self, chunks: KnownChunks, before: list[StatisticsId], made: list[Rows]
-    ) -> None:
-        """Store the statistics of many objects as one."""
-        meaning = self._owner.meaning
-        table = await self._files.load(before, meaning.digest, meaning.kind)
-        used = np.unique(chunks.places[chunks.places >= 0])
-        if len(table) > 2 * (len(used) + sum(map(len, made))):  # most are of chunks that are gone
-            table = chunks.table[used]
-        if len(table):
-            await self._put(table)
-        self._tally.superseded += before
