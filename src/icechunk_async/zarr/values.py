@@ -377,19 +377,22 @@ async def _compared(
     limits = zip(box, shape, strict=True)
     common = tuple(slice(part.start, min(part.stop, stop)) for part, stop in limits)
     if old is not None and common == box:
-        one, other = await gather(old.getitem(box), new.getitem(box))
-        one, other = np.asarray(one), np.asarray(other)
+        one, other = await gather(_values(old, box), _values(new, box))
         return one, other, ~_equal(one, other)
-    other = np.asarray(await new.getitem(box))
+    other = await _values(new, box)
     nothing = np.broadcast_to(_fill_value(new), other.shape)
     differs = ~_equal(nothing, other)
     if old is None or any(part.start >= part.stop for part in common):
         return nothing, other, differs
     one = np.full(other.shape, _fill_value(old), old.dtype)
     inner = tuple(slice(0, part.stop - part.start) for part in common)
-    one[inner] = np.asarray(await old.getitem(common))
+    one[inner] = await _values(old, common)
     differs[inner] = ~_equal(one[inner], other[inner])
     return one, other, differs
+
+
+async def _values(array: AsyncArray[Any], box: tuple[slice, ...]) -> npt.NDArray[Any]:
+    return np.asarray(await array.getitem(box))
 
 
 def _fill_value(array: AsyncArray[Any]) -> npt.NDArray[Any]:
