@@ -21,7 +21,9 @@ async def check_copy_by_the_service(first: str, second: str, options: dict[str, 
         second: another one.
         options: those of both.
     """
-    async with Repository.create(f"{first}/a b", storage_options=options) as repository:
+    async with Repository.create(
+        f"{first}/a b", storage_options=options, probe=False
+    ) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (4,), (1,))
         for number in range(4):
@@ -42,7 +44,9 @@ async def check_shallow_copy(first: str, second: str, options: dict[str, Any]) -
     Returns:
         The configuration of the copy.
     """
-    async with Repository.create(f"{first}/a b", storage_options=options) as repository:
+    async with Repository.create(
+        f"{first}/a b", storage_options=options, probe=False
+    ) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (4,), (1,))
         await write(session, "a/c/1", b"x" * 1000)

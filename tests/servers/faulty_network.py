@@ -151,7 +151,7 @@ class FaultyHistories(BothSpecs):
 async def _prepare(location: Location, spec: int) -> None:
     options = dict(location.options)
     async with Repository.create(
-        location.url, spec_version=spec, storage_options=options
+        location.url, spec_version=spec, storage_options=options, probe=False
     ) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (4,), (1,))

@@ -281,11 +281,17 @@ class WholeRepository(BothSpecs):
 
 @asynccontextmanager
 async def _created(location: Location, spec: int, *, chunks: int) -> AsyncIterator[Repository]:
-    """Create a repository with an array of chunks of one kilobyte and more."""
+    """Create a repository with an array of chunks of one kilobyte and more.
+
+    The service is not tried beforehand: each place would be, and the suite says more about it.
+    """
     async with AsyncExitStack() as stack:
         repository = await stack.enter_async_context(
             Repository.create(
-                location.url, spec_version=spec, storage_options=dict(location.options)
+                location.url,
+                spec_version=spec,
+                storage_options=dict(location.options),
+                probe=False,
             )
         )
         session = await repository.writable_session("main")

@@ -97,7 +97,9 @@ class Service:
 
     async def prepare(self) -> None:
         """Create a repository with an array."""
-        async with Repository.create(self.url, storage_options=dict(self.lasting)) as repository:
+        async with Repository.create(
+            self.url, storage_options=dict(self.lasting), probe=False
+        ) as repository:
             session = await repository.writable_session("main")
             await make_array(session, "a", (3,), (1,))
             await session.commit("array")
