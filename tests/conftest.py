@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import importlib
 import signal
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from blockbuster import blockbuster_ctx
+from blockbuster import BlockBuster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,11 +103,19 @@ _OURS = [
 _importable("opentelemetry.context")
 
 
+@cache
+def _watch() -> BlockBuster:
+    """Return what watches for blocking calls; making it takes as long as switching it on."""
+    return BlockBuster(_OURS)
+
+
 @pytest.fixture(autouse=True)
 def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which our code blocks an event loop, unless it says that it means to."""
     if request.node.get_closest_marker("blocks_the_loop") is not None:
         yield
         return
-    with blockbuster_ctx(_OURS):
-        yield
+    watch = _watch()
+    watch.activate()
+    yield
+    watch.deactivate()
