@@ -105,7 +105,7 @@ _importable("opentelemetry.context")
 
 @cache
 def _watch() -> BlockBuster:
-    """Return what watches for blocking calls; making it takes as long as switching it on."""
+    """Return the watch over blocking calls; making it takes as long as switching it on."""
     return BlockBuster(_OURS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,14 @@ from tests.helpers import make_array, memory_url, write
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# A busy machine makes single examples slow, which says nothing about the code.
-settings.register_profile("any-load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine makes single examples slow, which says nothing about the code. Each run tries other
+# examples: a quarter of Hypothesis' hundred, and all in tox's thorough.
+settings.register_profile(
+    "any-load",
+    deadline=None,
+    max_examples=100 if os.environ.get("EXAMPLES") == "all" else 25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any-load")
 
 
