@@ -20,6 +20,7 @@ __all__ = ["SharedText"]
 
 _FACADE: Final = "sync"
 _TWIN: Final = re.compile(r"twin_of\((\w+)\.(\w+)\)$")
+_BEFORE_CODE: Final = re.compile(r"::(?=\n\n {4})")
 _ASKED: Final = re.compile(r"asked\((\w+)\.(\w+)\)$")
 
 
@@ -28,6 +29,9 @@ class SharedText(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Complete the classes of the facade when the package has been read."""
+        for one in _all(pkg):
+            if one.docstring is not None:
+                one.docstring.value = as_markdown(one.docstring.value)
         for cls in _classes(pkg.members.get(_FACADE)):
             for member in list(cls.members.values()):
                 if isinstance(member, griffe.Function):
@@ -39,6 +43,21 @@ class SharedText(griffe.Extension):
                     native = _native(cls, _ASKED.match(str(member.value)))
                     if native is not None:
                         cls.set_member(member.name, _renamed(native, member, cls))
+
+
+def as_markdown(text: str) -> str:
+    """Return a docstring as pages show it: two colons before a block of code are one.
+
+    The block itself is indented, in Markdown as in reStructuredText.
+    """
+    return _BEFORE_CODE.sub(":", text)
+
+
+def _all(found: griffe.Object) -> Iterator[griffe.Object]:
+    yield found
+    for member in list(found.members.values()):
+        if isinstance(member, griffe.Object):
+            yield from _all(member)
 
 
 def _classes(found: Any) -> Iterator[griffe.Class]:

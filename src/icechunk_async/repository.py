@@ -1210,7 +1210,7 @@ class Repository:
             limit: the number of entries to read, 1 or more; None for all.
 
         Raises:
-            InvalidInputError: ``limit`` is below 1.
+            InvalidInputError: ``limit`` is below 1, or no whole number.
             UnsupportedBySpecError: format version 1 keeps no such log.
 
         Cost: one request for each ``num_updates_per_repo_info_file`` entries, 1,000 unless it was
@@ -1218,9 +1218,10 @@ class Repository:
         """
         from icechunk_async.engine.history.summary import read_operations  # noqa: PLC0415 -- loaded when it is used
 
-        if limit is not None and limit < 1:
+        if limit is not None and not (isinstance(limit, int) and limit >= 1):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInputError(
-                f"The operations log is read from 1 entry on, not {limit}. None reads all of it."
+                f"The operations log cannot be read up to limit={limit!r} entries. Give a whole "
+                "number of 1 or more, or None for all of it."
             )
         return await read_operations(self.ops_log(), limit)
 
@@ -2896,9 +2897,9 @@ class Repository:
             NotFoundError: one of ``refs`` is neither a branch nor a tag, or one of ``paths`` is at
                 the tip of none of them; ``context["near"]`` has paths that are like it. Nothing was
                 written.
-            InvalidInputError: the destination is this repository itself; ``as_zarr`` was given
-                with ``since``, ``shallow``, ``discard_changes`` or several ``refs``; or no
-                container can name this place; nothing was written.
+            InvalidInputError: the destination is this repository itself or within it; ``as_zarr``
+                was given with ``since``, ``shallow``, ``discard_changes`` or several ``refs``; or
+                no container can name this place; nothing was written.
             VirtualChunkError: with ``as_zarr``: a virtual chunk cannot be read.
             ConflictError: another writer changed the copy meanwhile, or garbage collection outruns
                 the copy; the destination shows what it did before.
@@ -2946,6 +2947,7 @@ class Repository:
         paths: Iterable[str] | None,
         progress: ProgressCallback | None,
     ) -> CopyReport:
+        from icechunk_async.engine.upkeep.copying.copy import check_outside  # noqa: PLC0415
         from icechunk_async.engine.upkeep.copying.derivation import as_paths, check_paths  # noqa: PLC0415
         from icechunk_async.engine.upkeep.copying.selection import Selection  # noqa: PLC0415
         from icechunk_async.zarr.export import export_zarr, open_limited  # noqa: PLC0415
@@ -2964,6 +2966,7 @@ class Repository:
             check_paths(chosen, [await self._engine.assets.snapshot(tip)], name)
         session = await self.readonly_session(snapshot_id=tip)
         async with open_limited(request) as target:
+            check_outside(self._engine.assets.backend, target)
             return await export_zarr(session.store, str(tip), target, progress, paths=chosen)
 
 

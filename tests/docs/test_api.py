@@ -97,3 +97,16 @@ def test_methods_of_the_facade_show_the_text_that_they_share_with_native_ones(na
         text = inspect.cleandoc(getattr(twin, "__func__", twin).__doc__)
         assert shown.members[method].docstring.value == text, method
         assert shown.members[method].is_function, method
+
+
+def test_code_in_docstrings_is_shown_without_a_second_colon() -> None:
+    """Docstrings mark it as reStructuredText does; the pages are Markdown."""
+    shown = shown_package()["repository.Repository"].docstring.value
+    assert "for the length of a block:\n\n    " in shown
+    texts = [shown]
+    for path in SHOWN:
+        found = import_module(path).__doc__ or ""
+        if "::" in found:
+            texts.append(shown_package()[path.partition(".")[2]].docstring.value)
+    assert len(texts) > 2
+    assert not [it for it in texts if re.search(r"::\n\n", it)]

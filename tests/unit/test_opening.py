@@ -301,3 +301,22 @@ async def test_using_an_opening_as_a_repository_says_what_was_forgotten(tmp_path
     assert "hidden" not in repr(opening)
     assert "host/path" in repr(opening)
     assert str(tmp_path) in repr(Repository.open(tmp_path))
+
+
+async def test_options_beside_an_open_storage_are_refused() -> None:
+    """It has its own, so that those given would count for nothing. Their values are not shown."""
+    given = {"secret_access_key": "hidden"}
+    async with open_storage(memory_url()) as storage:
+        for ask in (Repository.create, Repository.open, Repository.open_or_create):
+            with pytest.raises(InvalidInputError, match="is open and has its own") as caught:
+                await ask(storage, storage_options=given)
+            assert "hidden" not in str(caught.value)
+        with pytest.raises(InvalidInputError, match="is open and has its own"):
+            await Repository.exists(storage, storage_options=given)
+        async with (
+            Repository.create(storage, storage_options={}) as repository,
+            open_storage(memory_url()) as other,
+        ):
+            with pytest.raises(InvalidInputError, match="is open and has its own"):
+                await repository.copy_to(other, storage_options=given)
+            assert [it async for it in other.list_prefix("")] == []

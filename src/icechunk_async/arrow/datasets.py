@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -56,7 +57,7 @@ __all__ = [
 
 
 def dataset(
-    source: str | Repository | Session,
+    source: str | PathLike[str] | Repository | Session,
     group: str = "",
     *,
     ref: str | None = None,
@@ -74,8 +75,8 @@ def dataset(
     arrays. Missing values and NaT are null.
 
     Args:
-        source: the URL of a repository, or one that is open, or a read-only session. The URL may
-            name a ref and a group as well, see `icechunk_async.urls`.
+        source: the path or URL of a repository, or one that is open, or a read-only session. A URL
+            may name a ref and a group as well, see `icechunk_async.urls`.
         group: path of the group, below that of the URL; the root if empty.
         ref: a branch, a tag, the id of a snapshot or its first letters, or steps back: `main~2` is
             two commits before the tip. By default `main`.
@@ -96,6 +97,10 @@ def dataset(
     """
     if batch_rows < 1 or fragment_bytes < 1:
         raise InvalidInputError("batch_rows and fragment_bytes must be positive.")
+    if isinstance(arrays, str):
+        raise InvalidInputError(f"arrays={arrays!r} is one text. Give a list: arrays=[{arrays!r}].")
+    if isinstance(source, PathLike):
+        source = fspath(source)
     if isinstance(source, str) and is_icechunk_url(source):
         at = with_ref(IcechunkURL.parse(source), ref, group)
         repository = open_repository(at.location, storage_options)
@@ -134,10 +139,10 @@ def _session(
 
 
 def open_repository(
-    source: str | Repository, storage_options: Mapping[str, Any] | None = None
+    source: str | PathLike[str] | Repository, storage_options: Mapping[str, Any] | None = None
 ) -> Repository:
-    """Return a repository that is open, or open the one at a URL."""
-    if not isinstance(source, str):
+    """Return a repository that is open, or open the one at a path or URL."""
+    if not isinstance(source, str | PathLike):
         return source
     return Repository.open(Storage.from_url(source, **(storage_options or {})))
 

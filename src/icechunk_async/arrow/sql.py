@@ -14,6 +14,7 @@ from icechunk_async.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from os import PathLike
 
     import duckdb
 
@@ -30,7 +31,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def connect(
-    source: str | Repository,
+    source: str | PathLike[str] | Repository,
     *,
     ref: str = "main",
     at: Mapping[str, str] | None = None,
@@ -47,7 +48,7 @@ def connect(
     this is called. Rows of arrays are read when a statement asks for them.
 
     Args:
-        source: the URL of a repository, or one that is open.
+        source: the path or URL of a repository, or one that is open.
         ref: a branch, a tag, the id of a snapshot, or steps back such as `main~2`. Later commits do
             not change the tables.
         at: other refs, by a name: with `{"old": "main~1"}` there are `old_data` and so on, too.
@@ -71,8 +72,8 @@ def connect(
             module="duckdb",
         ) from None
     refs = {"": ref, **(at or {})}
-    for name in refs:
-        if name and not _NAME.fullmatch(name):
+    for name in at or ():
+        if not _NAME.fullmatch(name):
             raise InvalidInputError(
                 f"{name!r} cannot begin the names of tables. Give small letters, digits and _, "
                 "such as old=main~1."

@@ -48,6 +48,11 @@ def is_young(time: datetime) -> bool:
     return _span_since(time) < _YOUNG
 
 
+def is_to_come(time: datetime) -> bool:
+    """Return whether a time is in the future."""
+    return _span_since(time) < timedelta()
+
+
 def _span_since(time: datetime) -> timedelta:
     return clock.from_us(clock.now_us()) - time
 

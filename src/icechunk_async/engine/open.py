@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast, runtime_checkable
 
 from icechunk_async._runtime import clock, telemetry
@@ -151,7 +152,18 @@ class Request:
     """Are told of what this repository publishes; they do not travel."""
 
     def check_types(self) -> None:
-        """Raise `WrongTypeError` for settings that are something else, such as a path or True."""
+        """Raise `InvalidInputError` for what does not fit together, or is of another type.
+
+        Raises:
+            InvalidInputError: there are options beside an open storage, which has its own.
+            WrongTypeError: a setting is something else, such as a path or True.
+        """
+        if self.storage_options and not isinstance(self.location, str | PathLike):
+            raise InvalidInputError(
+                f"storage_options go with a path or a URL; this {type(self.location).__name__} is "
+                "open and has its own. Give them where it is opened, such as "
+                "open_storage(url, **options)."
+            )
         _check_type("cache", self.cache, CacheOptions, "icechunk_async.storage")
         _check_type("hedge", self.hedge, HedgePolicy, "icechunk_async.storage")
         _check_type("packing", self.settings.packing, Packing, "icechunk_async")

@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from icechunk_async._runtime.text import printable
 from icechunk_async.engine.commit import conflicts as native
+from icechunk_async.errors import WrongTypeError
 from icechunk_async.sync.official.display import Choice, Displayed, public
 from icechunk_async.sync.official.mirrors import mirrors
 
@@ -183,6 +184,14 @@ class BasicConflictSolver(ConflictSolver):
     on_chunk_conflict: VersionSelection = VersionSelection.UseOurs
     fail_on_delete_of_updated_array: bool = False
     fail_on_delete_of_updated_group: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse another word for the chunk that is kept, before a commit depends on it."""
+        if not isinstance(self.on_chunk_conflict, VersionSelection):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WrongTypeError(
+                f"on_chunk_conflict={self.on_chunk_conflict!r} is no VersionSelection. Give "
+                "VersionSelection.Fail, VersionSelection.UseOurs or VersionSelection.UseTheirs."
+            )
 
     @override
     def to_native(self) -> native.ConflictSolver:

@@ -286,8 +286,9 @@ async def test_a_long_operations_log_is_cut_and_says_so(filled: Repository) -> N
     assert whole.complete
     assert "and more" not in repr(whole)
     assert f"{len(whole)} entries" in repr(whole)
-    with pytest.raises(InvalidInputError, match="from 1 entry on, not 0"):
-        await filled.operations(limit=0)
+    for wrong in (0, -1, "3", 2.5):
+        with pytest.raises(InvalidInputError, match=f"limit={wrong!r} entries"):
+            await filled.operations(limit=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spec", [1], indirect=True)

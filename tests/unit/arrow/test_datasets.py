@@ -208,6 +208,12 @@ def test_a_folder_whose_name_has_a_bar_is_opened(tmp_path: Path) -> None:
     assert arrow.dataset(str(folder)).count_rows() == 3
 
 
+def test_a_path_is_opened(tmp_path: Path) -> None:
+    """A `Path`, as `Repository.open` takes it."""
+    _create(tmp_path, xarray.Dataset({"v": ("x", np.arange(3))}))
+    assert arrow.dataset(tmp_path).count_rows() == 3
+
+
 def test_an_array_without_dimensions_is_one_row(tmp_path: Path) -> None:
     """Which a filter can drop."""
     found = arrow.dataset(_create(tmp_path, xarray.Dataset({"v": ((), 4.5)})))
@@ -403,6 +409,8 @@ def test_arguments_that_contradict_each_other_are_refused(repository: Repository
         arrow.dataset(repository, batch_rows=0)
     with pytest.raises(InvalidInputError, match="names 'u', but the group has"):
         arrow.dataset(repository, arrays=["u"])
+    with pytest.raises(InvalidInputError, match=r"arrays=\['t'\]"):
+        arrow.dataset(repository, arrays="t")
     with pytest.raises(NodeNotFoundError, match="no group 'other'"):
         arrow.dataset(repository, "other")
     with pytest.raises(NotFoundError, match="'mani' is not a branch"):

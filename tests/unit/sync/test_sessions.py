@@ -21,8 +21,9 @@ from zarr.storage import WrapperStore
 from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.engine.tree.workspace import Workspace
-from icechunk_async.errors import FormatError
+from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.sync import (
+    BasicConflictSolver,
     ConflictDetector,
     ConflictError,
     IcechunkError,
@@ -348,3 +349,10 @@ def test_the_chunks_that_a_collection_deleted_are_named_until_they_are_written_a
     assert session.collected_chunks == {}
     session.commit("all there")
     assert repository.readonly_session("main").collected_chunks == {}
+
+
+def test_a_solver_refuses_another_word_for_the_chunk_that_is_kept() -> None:
+    """When it is made, not in the middle of a commit."""
+    for wrong in ("ours", 1, None, []):
+        with pytest.raises(InvalidInputError, match=r"VersionSelection\.UseOurs"):
+            BasicConflictSolver(on_chunk_conflict=wrong)  # type: ignore[arg-type]

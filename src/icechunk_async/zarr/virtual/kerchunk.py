@@ -137,6 +137,11 @@ def _read(document: object, path: str) -> References:
         arrays[node] = chunks
         nodes.append(NodeReferences(place, text, parse_document(text, place).array, chunks))
     urls = _fill(refs, arrays, templates)
+    if not nodes:
+        raise InvalidInputError(
+            "The references name no group and no array: there is neither '.zgroup' nor '.zarray' "
+            "among their keys. Give those that kerchunk made."
+        )
     nodes.sort(key=lambda it: it.path)
     _check_grids(nodes)
     return References(nodes, urls)
@@ -148,10 +153,14 @@ def _open(document: object) -> tuple[Mapping[str, Any], Mapping[str, str]]:
         try:
             document = json.loads(document)
         except ValueError as error:
-            raise InvalidInputError(f"The references are no JSON: {error}.") from error
+            raise InvalidInputError(
+                f"The references are no JSON: {error}. Give a mapping or the text of a file, not "
+                "its name."
+            ) from error
     if not isinstance(document, Mapping):
         raise InvalidInputError(
-            f"The references are a {type(document).__name__}. Give a mapping, or its JSON."
+            f"The references are a {type(document).__name__}. Give a mapping, or its JSON, such as "
+            "the text of a file."
         )
     whole = cast("Mapping[str, Any]", document)
     if not isinstance(whole.get("refs"), Mapping):

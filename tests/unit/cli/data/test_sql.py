@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async.arrow import connect
+from icechunk_async.errors import InvalidInputError
 from tests.unit.arrow.queries import make_weather
 from tests.unit.cli.conftest import run
 
@@ -132,3 +134,33 @@ def test_errors_of_duckdb_are_one_sentence(
     assert done.stderr.startswith("Error (invalid-input): DuckDB cannot run the statement: ")
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--output", "rows.csv"]])
+@pytest.mark.parametrize("statement", ["", "/* a remark */"])
+def test_a_statement_that_asks_for_nothing_is_refused(
+    sql: Callable[..., Outcome],
+    statement: str,
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As from a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    done = sql(statement, *more)
+    assert done.exit_code == 1
+    assert "There are no rows to show or to write" in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_ref_needs_a_name(url: str) -> None:
+    """An empty one would take the place of the first ref."""
+    with pytest.raises(InvalidInputError, match="begin the names"):
+        connect(url, at={"": "main"})
+
+
+def test_a_table_that_is_not_there_is_told_with_those_that_are(sql: Callable[..., Outcome]) -> None:
+    """Of every ref; DuckDB knows only those that the statement names."""
+    shown = " ".join(sql("select * from dat", "--at", "old=main").stderr.split())
+    assert "dat does not exist" in shown
+    assert "Tables of arrays here: data, old_data." in shown

@@ -38,6 +38,17 @@ def test_copy_to_itself_is_refused(sample: Sample, tmp_path: Path) -> None:
             assert "is the repository that is to be copied" in " ".join(refused.stderr.split())
 
 
+def test_copy_into_itself_is_refused(sample: Sample, tmp_path: Path) -> None:
+    """A folder of the repository is none for a copy; one beside it with a longer name is."""
+    before = sorted(sample.path.rglob("*"))
+    for more in ([], ["--as-zarr"]):
+        refused = run("copy", sample.path, sample.path / "chunks" / "copy", *more)
+        assert refused.exit_code == 1
+        assert "lies within the repository" in " ".join(refused.stderr.split())
+    assert sorted(sample.path.rglob("*")) == before
+    assert run("copy", sample.path, tmp_path / f"{sample.path.name}-2").exit_code == 0
+
+
 def test_copy_of_a_part(sample: Sample, tmp_path: Path) -> None:
     """By name, and from a snapshot, a time or an age on."""
     part = tmp_path / "part"

@@ -38,6 +38,19 @@ def test_older_than_takes_ages_and_times(sample: Sample) -> None:
         assert expire(wrong).exit_code == 2
 
 
+def test_expire_refuses_a_time_to_come(repository: Path) -> None:
+    """A year that was misspelt would drop all of history."""
+    before = run("log", repository, "--json").json
+    to_come = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    for more in ([], ["--dry-run"]):
+        refused = run("expire", repository, "--older-than", to_come, *more)
+        assert refused.exit_code == 1
+        assert "is in the future" in " ".join(refused.stderr.split())
+        assert "Warning" not in refused.stderr
+    assert run("log", repository, "--json").json == before
+    assert "Warning" not in run("gc", repository, "--older-than", to_come).stderr
+
+
 def _age(repository: Path) -> None:
     """Make every object look old."""
     for path in repository.rglob("*"):

@@ -6,6 +6,7 @@ import json
 import zlib
 from base64 import b64encode
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -267,7 +268,11 @@ async def test_malformed_reference_documents_are_refused(session: Session) -> No
     """No JSON, no mapping, or references that are yet to be generated."""
     cases: list[tuple[Any, str]] = [
         ("{", "no JSON"),
+        ("references.json", "no JSON.*the text of a file, not its name"),
+        (Path("references.json"), "are a PosixPath.*the text of a file"),
         ("[]", "are a list"),
+        ({}, "name no group and no array"),
+        ({"version": 1, "refs": {}}, "name no group and no array"),
         ({"version": 1, "refs": {}, "gen": [{"key": "x"}]}, "'gen' section"),
         ('{"refs":' * 5000, "cannot be understood|no JSON"),
         ({"refs": {**GOOD, "a/0.1": ["{{u}}/f", 0, 4]}, "templates": 7}, "cannot be understood"),

@@ -14,6 +14,8 @@ from icechunk_async.cli.declaring import RefOption, url_command
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import duckdb
     from rich.console import Console
 
@@ -85,7 +87,12 @@ async def sql(
             tables=TABLES,
             storage_options=options or None,
         )
-        return _result(connection, statement, output, limit)
+
+        def others_here() -> str:
+            every = connect(url, ref=ref, at=others, tables=(), storage_options=options or None)
+            return ", ".join(str(it) for (it,) in every.execute("show tables").fetchall())
+
+        return _result(connection, statement, output, limit, others_here)
 
     return await anyio.to_thread.run_sync(work)
 
@@ -108,22 +115,40 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _result(
-    connection: duckdb.DuckDBPyConnection, statement: str, output: Path | None, limit: int
+    connection: duckdb.DuckDBPyConnection,
+    statement: str,
+    output: Path | None,
+    limit: int,
+    tables_here: Callable[[], str],
 ) -> Rows:
     import duckdb  # noqa: PLC0415 -- an extra
 
     try:
         if output is not None:
             found: Any = connection.sql(statement)
+            if found is None:
+                raise _no_rows(statement)
             getattr(found, _WRITERS[output.suffix])(str(output))
             return Rows(found.columns, [], more=False, output=str(output))
         done: Any = connection.execute(statement)
+        if done is None:
+            raise _no_rows(statement)
         columns = [str(it[0]) for it in done.description or ()]
         rows: list[tuple[Any, ...]] = done.fetchmany(limit + 1)
     except duckdb.Error as error:
-        raise InvalidInputError(f"DuckDB cannot run the statement: {error}") from error
+        reason = str(error)
+        if isinstance(error, duckdb.CatalogException) and "Table with name" in reason:
+            reason = f"{reason}\nTables of arrays here: {tables_here()}."
+        raise InvalidInputError(f"DuckDB cannot run the statement: {reason}") from error
     shown = [list(map(_plain, row)) for row in rows[:limit]]
     return Rows(columns, shown, more=len(rows) > limit, output=None)
+
+
+def _no_rows(statement: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"There are no rows to show or to write: {statement!r} asks for none. Give a statement, "
+        "such as 'from data limit 5'."
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,8 @@ from icechunk_async.cli.declaring import (
     repository_command,
     url_command,
 )
-from icechunk_async.cli.words import age_of, is_young, moment
+from icechunk_async.cli.words import age_of, is_to_come, is_young, moment
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -190,6 +191,12 @@ async def expire(
 
     JSON keys: dry_run, older_than, snapshots (ids that were dropped).
     """
+    if is_to_come(older_than):
+        raise InvalidInputError(
+            f"--older-than {older_than.isoformat()} is in the future: all history but the "
+            "tips of branches and tags would be dropped. Give an age such as 90d, or a time that has "
+            "passed."
+        )
     released = await repository.expire_snapshots(
         older_than,
         delete_expired_branches=delete_expired_branches,
@@ -392,7 +399,7 @@ def _before_migrating(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _young_to_expire(arguments: Mapping[str, Any]) -> str | None:
-    if not is_young(arguments["older_than"]):
+    if not is_young(arguments["older_than"]) or is_to_come(arguments["older_than"]):
         return None
     return (
         f"{age_of(arguments['older_than'])} is less than an hour. Sessions that began before a "
@@ -401,7 +408,7 @@ def _young_to_expire(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _young_to_collect(arguments: Mapping[str, Any]) -> str | None:
-    if not is_young(arguments["older_than"]):
+    if not is_young(arguments["older_than"]) or is_to_come(arguments["older_than"]):
         return None
     return (
         f"{age_of(arguments['older_than'])} is less than an hour. What sessions that are open "

@@ -137,11 +137,13 @@ async def copy_to(
     """Open the destination and copy to it; see `Repository.copy_to`."""
     engine.history.capabilities.require("upkeep")
     request = OpenRequest(destination, storage_options, engine.config, {})
+    request.check_types()
     with telemetry.span("copy_to"):
         container = container_at(engine.storage.description) if shallow else None
         derivation = Derivation(as_paths(paths), container)
         selection = Selection.of(refs, await _moment(engine, since))
         async with open_location(request) as storage:
+            check_outside(engine.assets.backend, storage)
             check_safe(storage)
             budget = Budget(engine.config.effective_max_concurrent_requests)
             policies = policies_of(engine.config.effective_storage)
@@ -157,6 +159,23 @@ async def copy_to(
                 service=service and with_policies(service, budget, policies, immutable=_never),
                 progress=progress or no_progress,
             )
+
+
+def check_outside(source: Storage, destination: Storage) -> None:
+    """Refuse a destination below the repository that is to be copied.
+
+    Two services can have places of one name; their options differ.
+
+    Raises:
+        InvalidInputError: it is.
+    """
+    ours, theirs = source.description, destination.description
+    below = theirs.url.startswith(f"{ours.url.rstrip('/')}/") and theirs.url != ours.url
+    if below and (ours.url.startswith("file:") or ours.options == theirs.options):
+        raise InvalidInputError(
+            f"{theirs.url!r} lies within the repository that is to be copied, {ours.url!r}. Copy "
+            "to another location."
+        )
 
 
 def _never(_: str) -> bool:
