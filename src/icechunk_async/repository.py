@@ -1218,7 +1218,8 @@ class Repository:
         """
         from icechunk_async.engine.history.summary import read_operations  # noqa: PLC0415 -- loaded when it is used
 
-        if limit is not None and not (isinstance(limit, int) and limit >= 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        given: object = limit
+        if given is not None and not (isinstance(given, int) and given >= 1):
             raise InvalidInputError(
                 f"The operations log cannot be read up to limit={limit!r} entries. Give a whole "
                 "number of 1 or more, or None for all of it."
@@ -2966,7 +2967,7 @@ class Repository:
             check_paths(chosen, [await self._engine.assets.snapshot(tip)], name)
         session = await self.readonly_session(snapshot_id=tip)
         async with open_limited(request) as target:
-            check_outside(self._engine.assets.backend, target)
+            check_outside(self._engine.storage, target)
             return await export_zarr(session.store, str(tip), target, progress, paths=chosen)
 
 

@@ -353,6 +353,7 @@ def test_the_chunks_that_a_collection_deleted_are_named_until_they_are_written_a
 
 def test_a_solver_refuses_another_word_for_the_chunk_that_is_kept() -> None:
     """When it is made, not in the middle of a commit."""
+    wrong: Any
     for wrong in ("ours", 1, None, []):
         with pytest.raises(InvalidInputError, match=r"VersionSelection\.UseOurs"):
-            BasicConflictSolver(on_chunk_conflict=wrong)  # type: ignore[arg-type]
+            BasicConflictSolver(on_chunk_conflict=wrong)

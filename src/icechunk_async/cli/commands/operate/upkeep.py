@@ -194,8 +194,8 @@ async def expire(
     if is_to_come(older_than):
         raise InvalidInputError(
             f"--older-than {older_than.isoformat()} is in the future: all history but the "
-            "tips of branches and tags would be dropped. Give an age such as 90d, or a time that has "
-            "passed."
+            "tips of branches and tags would be dropped. Give an age such as 90d, or a time in the "
+            "past."
         )
     released = await repository.expire_snapshots(
         older_than,

@@ -143,7 +143,7 @@ async def copy_to(
         derivation = Derivation(as_paths(paths), container)
         selection = Selection.of(refs, await _moment(engine, since))
         async with open_location(request) as storage:
-            check_outside(engine.assets.backend, storage)
+            check_outside(engine.storage, storage)
             check_safe(storage)
             budget = Budget(engine.config.effective_max_concurrent_requests)
             policies = policies_of(engine.config.effective_storage)
