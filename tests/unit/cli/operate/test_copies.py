@@ -39,7 +39,7 @@ def test_copy_to_itself_is_refused(sample: Sample, tmp_path: Path) -> None:
 
 
 def test_copy_into_itself_is_refused(sample: Sample, tmp_path: Path) -> None:
-    """A folder of the repository is none for a copy; one beside it with a longer name is."""
+    """A folder of the repository cannot hold a copy; one beside it with a longer name can."""
     before = sorted(sample.path.rglob("*"))
     for more in ([], ["--as-zarr"]):
         refused = run("copy", sample.path, sample.path / "chunks" / "copy", *more)
