@@ -8,7 +8,7 @@ import weakref
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import anyio
 import anyio.to_thread
@@ -1218,7 +1218,7 @@ class Repository:
         """
         from icechunk_async.engine.history.summary import read_operations  # noqa: PLC0415 -- loaded when it is used
 
-        given: object = limit
+        given = cast("object", limit)
         if given is not None and not (isinstance(given, int) and given >= 1):
             raise InvalidInputError(
                 f"The operations log cannot be read up to limit={limit!r} entries. Give a whole "
@@ -2615,11 +2615,12 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
+        ref: SnapshotId | str | None = None,
         progress: ProgressCallback | None = None,
     ) -> AddedSums:
         """Read the chunks of a snapshot that have no checksum yet, and store one for each.
 
-        At most one of the first three arguments is given; ``main`` if none is. Snapshots that
+        At most one of the first four arguments is given; ``main`` if none is. Snapshots that
         share manifests with this one share the sums. The bytes count as right that are there now.
         A content root is recorded by the next commit, also an empty one (``allow_empty=True``),
         in a repository that keeps sums.
@@ -2628,6 +2629,7 @@ class Repository:
             branch: complete its tip.
             tag: complete its snapshot.
             snapshot_id: complete this snapshot.
+            ref: any of these, as `readonly_session` takes it.
             progress: called with the number of manifests and chunks done.
 
         Returns:
@@ -2635,6 +2637,8 @@ class Repository:
 
         Raises:
             BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+            NotFoundError: ``ref`` names nothing.
+            InvalidInputError: more than one was named.
             FormatError: a manifest is missing or damaged. Sums of those before it are stored.
             StorageError: as after FormatError. Calling again continues after the last manifest.
 
@@ -2645,7 +2649,7 @@ class Repository:
         """
         from icechunk_async.engine.upkeep.sums import add_sums  # noqa: PLC0415 -- slow to import
 
-        snapshot = await self._engine.load(branch, tag, snapshot_id)
+        snapshot = await load_named(self._engine, branch, tag, snapshot_id, ref)
         return await add_sums(self._engine, snapshot, progress)
 
     async def analyze(
@@ -2654,12 +2658,13 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
+        ref: SnapshotId | str | None = None,
         paths: Collection[str] | None = None,
         progress: ProgressCallback | None = None,
     ) -> Analysis:
         """Read the chunks of a snapshot that have no statistics yet, and store them for each.
 
-        At most one of the first three arguments is given; ``main`` if none is. Statistics belong
+        At most one of the first four arguments is given; ``main`` if none is. Statistics belong
         to the bytes of chunks: all snapshots, branches and places that share these share them.
         `Session.aggregate` uses them.
 
@@ -2667,6 +2672,7 @@ class Repository:
             branch: analyze its tip.
             tag: analyze its snapshot.
             snapshot_id: analyze this snapshot.
+            ref: any of these, as `readonly_session` takes it.
             paths: these arrays, and those in these groups; None for all.
             progress: called with the number of chunks done.
 
@@ -2676,6 +2682,8 @@ class Repository:
 
         Raises:
             BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+            NotFoundError: ``ref`` names nothing.
+            InvalidInputError: more than one was named.
             FormatError: a manifest is missing or damaged.
             UnsafeStorageError, UnsupportedBySpecError: nothing was stored.
             StorageError: statistics that were stored until then stay.
@@ -2690,7 +2698,7 @@ class Repository:
 
         self._engine.history.capabilities.require("upkeep")
         self._engine.check_safe()
-        session = await self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        session = await self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, ref=ref)
         analysis, superseded = await analyze(session, paths, progress)
         await drop(self._engine, superseded)
         return analysis
@@ -2701,6 +2709,7 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: SnapshotId | str | None = None,
+        ref: SnapshotId | str | None = None,
     ) -> ContentReport:
         """Return the content root of a snapshot, and whether manifests and sums agree with it.
 
@@ -2713,16 +2722,21 @@ class Repository:
             branch: check its tip.
             tag: check its snapshot.
             snapshot_id: check this snapshot.
+            ref: any of these, as `readonly_session` takes it.
 
         Raises:
             BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+            NotFoundError: ``ref`` names nothing.
+            InvalidInputError: more than one was named.
             StorageError: something could not be read.
 
         Cancellation: no effect. Cost: reads every manifest of the snapshot, and its sidecar.
         """
         from icechunk_async.engine.upkeep.sums import check_content  # noqa: PLC0415 -- slow to import
 
-        return await check_content(self._engine, await self._engine.load(branch, tag, snapshot_id))
+        return await check_content(
+            self._engine, await load_named(self._engine, branch, tag, snapshot_id, ref)
+        )
 
     async def verify(
         self,
@@ -3016,6 +3030,19 @@ async def find_named(
 
     refuse_two(branch, tag, snapshot_id)
     return await find_ref(engine, ref)
+
+
+async def load_named(
+    engine: Engine,
+    branch: str | None,
+    tag: str | None,
+    snapshot_id: SnapshotId | str | None,
+    ref: SnapshotId | str | None,
+) -> Snapshot:
+    """Load the snapshot that is named as for `find_named`; it may be outside of the history."""
+    if ref is not None:
+        snapshot_id = await find_named(engine, branch, tag, snapshot_id, ref)
+    return await engine.load(branch, tag, snapshot_id)
 
 
 class Lifetime:

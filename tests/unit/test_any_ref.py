@@ -50,6 +50,9 @@ async def test_a_ref_is_a_branch_a_tag_or_a_snapshot(filled: Repository) -> None
     for ref, expected in named.items():
         assert (await filled.readonly_session(ref=ref)).snapshot_id == expected
         assert (await anext(aiter(filled.ancestry(ref=ref)))).id == expected
+        assert (await filled.add_sums(ref=ref)).snapshot_id == expected
+        assert (await filled.analyze(ref=ref)).snapshot_id == expected
+        assert (await filled.check_content(ref=ref)).snapshot_id == expected
     found = await filled.diff(from_ref="v1", to_ref="main~0")
     assert found.updated_chunks["/a"].tolist() == [[5]]
     assert "five" not in str(await filled.ancestry_graph(ref="v1", plain=True))
@@ -67,6 +70,9 @@ async def test_a_ref_stands_alone(filled: Repository, more: dict[str, Any]) -> N
         await filled.readonly_session(ref="main", as_of="2026-01-01", **more)
     with pytest.raises(InvalidInputError, match="Give one of them"):
         await anext(aiter(filled.ancestry(ref="main", **more)))
+    for upkeep in (filled.add_sums, filled.analyze, filled.check_content):
+        with pytest.raises(InvalidInputError, match="Give one of them"):
+            await upkeep(ref="main", **more)
 
 
 async def test_a_ref_that_names_nothing(filled: Repository) -> None:
@@ -144,6 +150,7 @@ def test_the_facade_takes_the_same() -> None:
         for ref in ("main", "v1", tip, tip[:8]):
             assert repository.readonly_session(ref=ref).snapshot_id == tip
             assert [it.id for it in repository.ancestry(ref=ref)] == [tip]
+            assert str(repository.analyze(ref=ref).snapshot_id) == tip
         repository.diff(from_ref="v1", to_ref="main")
         tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
         assert repository.readonly_session("main", as_of=tomorrow).snapshot_id == tip

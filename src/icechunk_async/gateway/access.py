@@ -103,6 +103,15 @@ class Grants:
                     )
                 known.append(it)
 
+    def name_of(self, authorization: str | None) -> str | None:
+        """Return whose token a request sent, for the access log, whatever it may read."""
+        known = self._known(authorization)
+        return known[0].principal if known else None
+
+    def _known(self, authorization: str | None) -> list[Grant]:
+        scheme, _, token = (authorization or "").partition(" ")
+        return self._by_token.get(_digest(token.strip()), []) if scheme.lower() == "bearer" else []
+
     def principal(self, authorization: str | None, target: Target) -> str:
         """Return the principal of a request that may read a target.
 
@@ -113,9 +122,8 @@ class Grants:
             return ANONYMOUS
         mine, name = self._public, ANONYMOUS
         if authorization is not None:
-            scheme, _, token = authorization.partition(" ")
-            known = self._by_token.get(_digest(token.strip()), [])
-            if scheme.lower() != "bearer" or not known:
+            known = self._known(authorization)
+            if not known:
                 raise BadRequest(
                     401, "The header Authorization names no token that is known here.", _CHALLENGE
                 )

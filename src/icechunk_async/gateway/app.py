@@ -307,7 +307,9 @@ class Gateway:
         if entry.method == "OPTIONS":  # browsers send no token with it, and it tells nothing
             return None
         target = parse_target(path_of(scope))
-        entry.principal = self._grants.principal(headers.get("authorization"), target)
+        sent = headers.get("authorization")
+        entry.principal = self._grants.name_of(sent) or entry.principal  # of a denied request, too
+        entry.principal = self._grants.principal(sent, target)
         return target
 
     async def _take_slot(self) -> None:

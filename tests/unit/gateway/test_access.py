@@ -98,7 +98,10 @@ async def test_the_access_log_tells_who_read_what(
     with caplog.at_level(logging.INFO, "icechunk_async.gateway.access"):
         await ask(gateway, "/@branch.main/g/small/c/0", authorization=f"Bearer {ANNA}")
         await ask(gateway, "/@branch.main/air/c/0%0a", authorization=f"Bearer {ANNA}x")
-    allowed, denied = caplog.records
+        await ask(gateway, "/@branch.main/air/c/0", authorization=f"Bearer {ANNA}")
+    allowed, denied, forbidden = caplog.records
+    assert denied.getMessage().startswith("- GET ")
+    assert forbidden.getMessage().startswith("anna GET /@branch.main/air/c/0 403 ")
     assert vars(allowed) | {
         "principal": "anna",
         "target": "/@branch.main/g/small/c/0",
