@@ -16,7 +16,7 @@ from tests.spark.streams import follow, follower
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.spark.stream.source import AdmittingReader
+    from icechunk_async.spark.stream.admitting import AdmittingReader
 
     type Change = Callable[[zarr.Group], object]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -38,6 +39,12 @@ _ROWS_PER_BYTE: Final = 8
 """Rows of a file that are believed, a multiple of its size. Genuine files do not reach one."""
 _FEW_ROWS: Final = 1 << 16
 _LEVELS: Final = range(1, 23)
+_PLAIN: Final[dict[str, Any]] = (
+    {"arrow_extensions_enabled": False}
+    if "arrow_extensions_enabled" in signature(pq.ParquetFile).parameters
+    else {}
+)
+"""Text that is said to be JSON stays text, as it always does before pyarrow 21."""
 
 
 @contextmanager
@@ -89,7 +96,7 @@ class ParquetReader:
             self._file = pq.ParquetFile(
                 pa.BufferReader(pa.py_buffer(data)),
                 read_dictionary=[it.path for it in columns if it.is_bytes],
-                arrow_extensions_enabled=False,
+                **_PLAIN,
             )
             schema_found = self._file.schema_arrow
         found = schema_found.names
@@ -117,6 +124,8 @@ class ParquetReader:
         chosen = [it for it in wanted if self.footer.groups[it].num_rows]
         self._check([self.footer.groups[it] for it in chosen])
         with _faults(self._name):
+            if not chosen:  # pyarrow 18 cannot read none
+                return self._file.schema_arrow.empty_table().select(self._columns)
             table = self._file.read_row_groups(chosen, columns=self._columns, use_threads=False)
             table.validate()
             return table.select(self._columns)

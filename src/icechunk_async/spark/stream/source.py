@@ -14,12 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from icechunk_async.engine.versions.feed import places_of_changes
@@ -60,9 +54,9 @@ if TYPE_CHECKING:
     type Offset = dict[str, Any]
 
 __all__ = [
-    "AdmittingReader",
     "StreamReader",
     "UnlimitedReader",
+    "place_of",
     "stream_reader",
     "stream_schema",
 ]
@@ -88,6 +82,8 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     """
     parsed = StreamOptions.parse(options)
     if find_spec("pyspark.sql.streaming.datasource") is not None:
+        from icechunk_async.spark.stream.admitting import AdmittingReader  # noqa: PLC0415
+
         return AdmittingReader(parsed, schema)
     if parsed.max_commits is not None:
         _log.warning(
@@ -175,7 +171,7 @@ class StreamReader(DataSourceStreamReader):
         changed = self._changed_at(start)
         who = "This query asks for" if changed is None else f"Since commit {changed} the table has"
         raise schema_changed(
-            f"{who} other columns than this stream has read up to snapshot {_place(start)}: "
+            f"{who} other columns than this stream has read up to snapshot {place_of(start)}: "
             f"{', '.join(told)}.",
             changed,
         )
@@ -183,7 +179,7 @@ class StreamReader(DataSourceStreamReader):
     def _changed_at(self, start: Offset) -> str | None:
         """Return the first commit after an offset whose table has other columns than before."""
         before: str | None = None
-        for at in [_place(start), *(it.snapshot_id for it in self.after(start))]:
+        for at in [place_of(start), *(it.snapshot_id for it in self.after(start))]:
             try:
                 found = Reading(self.options.read.pinned(at)).spark_schema().simpleString()
             except (NodeNotFoundError, InvalidInputError):
@@ -201,10 +197,10 @@ class StreamReader(DataSourceStreamReader):
         """
         # The first batch may have been planned before a restart, up to an older tip.
         begins_again = self.options.starting == LATEST
-        last = None if end is None else _place(end)
+        last = None if end is None else place_of(end)
         return self.options.read.repository.ask(
             lambda it: commits_after(
-                it, self.options.branch, _place(start), last, may_be_older=begins_again
+                it, self.options.branch, place_of(start), last, may_be_older=begins_again
             )
         )
 
@@ -224,9 +220,9 @@ class StreamReader(DataSourceStreamReader):
         _log.info(
             "Branch %r after snapshot %s: %d commits up to %s, in %d partitions.",
             self.options.branch,
-            _place(start),
+            place_of(start),
             len(commits),
-            _place(end),
+            place_of(end),
             len(parts),
         )
         return parts
@@ -290,7 +286,12 @@ class UnlimitedReader(StreamReader):
         return self.tip() if began is None else began
 
 
-def _place(offset: Offset) -> str:
+def place_of(offset: Offset) -> str:
+    """Return the id of the snapshot up to which everything was read.
+
+    Raises:
+        StreamPositionLostError: the offset is that of another source.
+    """
     found: object = offset.get(_KEY)
     if not isinstance(found, str):
         raise StreamPositionLostError(
@@ -318,44 +319,3 @@ async def _touched(
         within=lambda path: path.startswith(root) and "/" not in path.removeprefix(root),
     )
     return {path.removeprefix(root): coords for path, coords in found.items()}
-
-
-class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):
-    """A source that learns where a batch begins, and how large it may be (PySpark 4.2)."""
-
-    last: Offset | None = None
-    """Where a query with the trigger `availableNow` ends."""
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- PySpark's name
-        """Return the limit of one batch.
-
-        Spark accepts its own kinds of limits only, so a commit counts as a file.
-        """
-        most = self.options.max_commits
-        return ReadAllAvailable() if most is None else ReadMaxFiles(most)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read up to the current tip only."""
-        self.last = self.tip()
-
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Return the last commit of the batch, or `start` if there is no newer commit.
-
-        Raises:
-            StreamPositionLostError: `start` is not in the history of the branch any more.
-        """
-        self.check_columns(start)
-        began, self.began = self.began, None
-        if start == began:
-            return start
-        last = self.last or self.tip()
-        if _place(last) == _place(start):
-            return start
-        commits = self.after(start, last)
-        if isinstance(limit, ReadMaxFiles):
-            commits = commits[: limit.max_files]
-        return self.offset(commits[-1]) if commits else start
-
-    def reportLatestOffset(self) -> Offset:  # noqa: N802
-        """Return the tip, for the status of the query."""
-        return self.tip()
