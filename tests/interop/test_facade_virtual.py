@@ -43,7 +43,7 @@ PARTS = 2
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
     """Make NetCDF files that continue each other in time."""
-    found = []
+    found: list[Path] = []
     for part in range(PARTS):
         data = np.arange(24, dtype="f4").reshape(4, 6) + 100 * part
         dataset = xarray.Dataset(

@@ -39,6 +39,15 @@ _LIBRARIES: Final = sys.stdlib_module_names | {
 
 A frame of any other package is shown: a line too many is better than one too few.
 """
+_OURS: Final = frozenset(
+    {
+        *("icechunk_async", "pyspark_icechunk"),
+        *("icechunk_async_azure", "icechunk_async_fsspec", "icechunk_async_gcs"),
+        *("icechunk_async_http", "icechunk_async_local", "icechunk_async_memory"),
+        *("icechunk_async_obstore", "icechunk_async_s3"),
+    }
+)
+"""The packages of this distribution. Backends of others may be named alike, and are shown."""
 
 
 def _is_whole(error: BaseException) -> bool:
@@ -161,8 +170,7 @@ def _callers(traceback: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     while traceback is not None:
         package = str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        # The backends of this library are packages by themselves: `icechunk_async_s3` and so on.
-        if package not in _LIBRARIES and not package.startswith("icechunk_async"):
+        if package not in _LIBRARIES and package not in _OURS:
             kept.append(traceback)
         traceback = traceback.tb_next
     found: TracebackType | None = None

@@ -7,21 +7,20 @@ import gc
 import os
 import subprocess
 import sys
+import tomllib
 import traceback
 import weakref
+from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from icechunk_async import errors
 from icechunk_async.sync import IcechunkError, RefNotFoundError, Repository, in_memory_storage
-from icechunk_async.sync.bridge import portal
+from icechunk_async.sync.bridge import portal, tracebacks
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.errors import translated
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _BEGIN = """
 import icechunk_async.sync as ic
@@ -273,13 +272,21 @@ def test_a_cause_that_says_nothing_more_is_left_out(error: errors.IcechunkError)
     assert len("".join(traceback.format_exception(found)).splitlines()) < _LINES
 
 
-def test_a_storage_of_the_caller_is_shown() -> None:
-    """An error that the caller's own backend raised keeps the caller's frames."""
+@pytest.mark.parametrize("package", ["mine", "icechunk_async_mine"])
+def test_a_storage_of_the_caller_is_shown(package: str) -> None:
+    """An error that the caller's own backend raised keeps its frames, whatever it is called."""
     found = _translated_from(
-        errors.StorageFullError("It is full."), package="mine", reason=ValueError("disk")
+        errors.StorageFullError("It is full."), package=package, reason=ValueError("disk")
     )
     assert isinstance(found.__cause__, errors.StorageFullError)
     assert "throw" in _files(found.__cause__)
+
+
+def test_every_package_of_the_distribution_is_left_out() -> None:
+    """Those that the wheel brings, and no others."""
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8")
+    wheel = tomllib.loads(text)["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {Path(it).name for it in wheel["packages"]} == tracebacks._OURS  # pyright: ignore[reportPrivateUsage]
 
 
 def _callers_function() -> None:
