@@ -19,6 +19,8 @@ from icechunk_async.sync import Repository
 from tests.spark.weather import commits, dataset, load, make, table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
     from pyspark.sql import DataFrame, SparkSession
 
@@ -124,6 +126,21 @@ def test_rows_in_any_order_are_written_by_many_tasks(spark: SparkSession, place:
     assert (tip.id, tip.message, tip.metadata["by"]) == (published.snapshot_id, "three days", 1)
     assert published.committed
     assert commits(place) == 3
+
+
+def test_the_tasks_of_a_write_leave_no_snapshot_behind(
+    spark: SparkSession, place: str, tmp_path: Path
+) -> None:
+    """However many they are: one is added, with a manifest for each array and a log."""
+
+    def count(folder: str) -> int:
+        return len(list(tmp_path.rglob(f"{folder}/*")))
+
+    folders = ("snapshots", "manifests", "transactions")
+    before = [count(it) for it in folders]
+    write_rows(table(spark, dataset(seed=1)).repartition(5), place, mode="overwrite")
+    added = [count(it) - old for it, old in zip(folders, before, strict=True)]
+    assert added == [1, 2, 1]
 
 
 def test_coordinates_to_append_are_found_among_the_rows(spark: SparkSession, monthly: str) -> None:
