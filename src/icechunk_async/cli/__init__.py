@@ -23,10 +23,10 @@ __all__ = ["main", "version_line"]
 _NEEDS: Final = ("typer", "rich")
 
 
-_WITHOUT_MATRICES: Final = frozenset(
+_SHORT: Final = frozenset(
     {"log", "show", "diff", "branch", "tag", "status", "config", "ops", "sessions", "transactions"}
 )
-"""Commands that only read small files of metadata, and run no programs that would inherit it."""
+"""Commands that only read small files of metadata, and start no programs."""
 
 
 _OBJECTS: Final = 100_000
@@ -43,13 +43,13 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
         sys.stdout.write(f"{version_line()}\n")
         return
-    if _WITHOUT_MATRICES.intersection(sys.argv[1:2]):
+    if _SHORT.intersection(sys.argv[1:2]):
         # As NumPy is imported its library for matrices starts a thread for each processor, which
         # takes as much CPU as all the rest of NumPy. Nobody needs them here.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Nearly all that is made while modules are imported stays. To look for garbage among it again
-    # and again takes a tenth of the start.
-    gc.set_threshold(_OBJECTS)
+        # Nearly all that is made while modules are imported stays. To look for garbage among it
+        # again and again takes a tenth of the start.
+        gc.set_threshold(_OBJECTS)
     try:
         from icechunk_async.cli.app import app  # noqa: PLC0415  # takes a moment
 
