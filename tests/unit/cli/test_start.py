@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -34,6 +35,8 @@ def modules(*arguments: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
         capture_output=True,
+        # Without the width of a terminal, which readline adds behind Python's back: pytest uses it.
+        env=dict(os.environ),
         encoding="utf-8",
         timeout=240,
         check=True,
