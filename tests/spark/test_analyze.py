@@ -72,7 +72,7 @@ def test_paths_and_refs_select_what_is_analyzed(repository: Repository) -> None:
     """As of the same operation in one process."""
     fill(repository)
     repository.create_tag("v1", repository.lookup_branch("main"))
-    assert analyze(session_here(), repository, tag="v1", paths=["/b"]).result.chunks == 5
+    assert analyze(session_here(), repository, ref="v1", paths=["/b"]).result.chunks == 5
     assert known(repository) == [(99.0, 10), (99.0, 0)]
 
 

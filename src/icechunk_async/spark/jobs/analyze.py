@@ -43,9 +43,7 @@ def analyze(
     spark: SparkSession,
     repository: Repository | str,
     *,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
+    ref: str = "main",
     paths: Collection[str] | None = None,
     tasks: int | None = None,
     progress: ProgressCallback | None = None,
@@ -58,16 +56,14 @@ def analyze(
     Args:
         spark: a session, also one of Spark Connect.
         repository: an open repository, or its URL.
-        branch: analyze its tip; ``main`` if no other argument says what.
-        tag: analyze its snapshot.
-        snapshot_id: analyze this snapshot.
+        ref: the snapshot to analyze: a branch, a tag or an id, as `readonly_session` takes it.
         paths: these arrays, and those in these groups; None for all.
         tasks: number of tasks, or more if one would get more than 16,384 chunks; by default four
             for each core.
         progress: called with the number of finished tasks, from a thread.
 
     Raises:
-        BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+        NotFoundError: ``ref`` names nothing.
         FormatError: a manifest is missing or damaged.
         UnsafeStorageError, UnsupportedBySpecError: nothing was stored.
         PySparkException: a task failed too often. Statistics that were stored until then stay; the
@@ -81,7 +77,7 @@ def analyze(
     async def begin(opened: AsyncRepository) -> _Plan:
         opened.engine.history.capabilities.require("upkeep")
         opened.engine.check_safe()
-        session = await opened.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        session = await opened.readonly_session(ref=ref)
         plan = _Plan(str(session.snapshot_id))
         plan.unknown = [it async for it in lacking(session, paths, plan.tally) if len(it)]
         return plan
