@@ -130,6 +130,14 @@ class _Pipe:
         else:
             self.file.write("".join(f"{line}\n" for line in lines))
 
+    def __enter__(self) -> Console:
+        """Begin to print many things at once, as bars of progress do."""
+        return self._rich.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        """Print them."""
+        self._rich.__exit__(*error)
+
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of Rich's console."""
         return getattr(self._rich, name)

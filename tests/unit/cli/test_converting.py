@@ -69,7 +69,7 @@ def test_a_line_means_the_same_as_to_typer(module: str) -> None:
 
 def test_a_value_of_another_type_is_converted() -> None:
     """Numbers become numbers, and other words are refused with Typer's message."""
-    group = group_of("commands.versions.history")
+    group = group_of("commands.versions.log")
     convert_only_what_differs(group)
     log = group.commands["log"]
     assert log.make_context("log", ["url", "--limit", "3"]).params["number"] == 3

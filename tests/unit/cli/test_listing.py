@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.progress import Progress
 
 from icechunk_async.cli.console import make_console
 from icechunk_async.cli.listing import Listing, cell, joined
@@ -58,6 +59,13 @@ def test_a_table_that_is_too_wide_is_left_to_rich() -> None:
     table.add_row(cell("a"), cell("x" * 90))
     assert table.lines(100) == ["SNAPSHOT  MESSAGE" + " " * 83, "a" + " " * 9 + "x" * 90]
     assert table.lines(99) is None
+
+
+def test_rich_draws_progress_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """The console of a pipe serves as one of Rich's."""
+    with Progress(console=make_console()) as bar:
+        bar.advance(bar.add_task("loading", total=1))
+    assert "loading" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("asked", [{}, {"COLUMNS": "40"}, {"FORCE_COLOR": "1"}])

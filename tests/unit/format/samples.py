@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import strategies as st
 
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
@@ -18,7 +20,7 @@ from icechunk_async.format.manifest.refs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from icechunk_async.format.transaction_log import TransactionLog
 
@@ -38,6 +40,7 @@ __all__ = [
     "coordinates",
     "manifest_id",
     "node_id",
+    "reading_repo_infos",
     "ref_maps",
     "refs_of",
     "snapshot_id",
@@ -131,3 +134,14 @@ def comparable(log: TransactionLog) -> object:
 
 def _plain(ref: ChunkRef | None) -> ChunkRef | None:
     return InlineChunk(bytes(ref.data)) if isinstance(ref, InlineChunk) else ref
+
+
+@contextmanager
+def reading_repo_infos(*, by_columns: bool) -> Generator[None]:
+    """Read all lists of repo infos by columns, or table by table as short ones are."""
+    rooms = ("flatbuffers.single", "repo_info")
+    modules = ("repo_info.log", "repo_info.snapshots", "repo_info.snapshot_table")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*rooms, *modules):
+            patch.setattr(f"icechunk_async.format.{name}.columns_pay", lambda _: by_columns)
+        yield

@@ -23,7 +23,7 @@ from icechunk_async.format.repo_info import (
     decode_repo_info,
     encode_repo_info,
 )
-from tests.unit.format.samples import snapshot_id
+from tests.unit.format.samples import reading_repo_infos, snapshot_id
 
 if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
@@ -61,17 +61,13 @@ def large() -> RepoInfo:
 
 
 @pytest.mark.parametrize("by_columns", [True, False])
-def test_long_lists_read_the_same_by_tables_and_by_columns(
-    by_columns: bool,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_lists_read_the_same_by_tables_and_by_columns(*, by_columns: bool) -> None:
     """Refs, deleted tags, ancestry and the log of operations."""
-    for room in ("format.flatbuffers.single", "format.repo_info"):
-        monkeypatch.setattr(f"icechunk_async.{room}.columns_pay", lambda _: by_columns)
-    for module in ("log", "snapshots", "snapshot_table"):
-        name = f"icechunk_async.format.repo_info.{module}.columns_pay"
-        monkeypatch.setattr(name, lambda _: by_columns)
-    info = large()
+    with reading_repo_infos(by_columns=by_columns):
+        _compare(large())
+
+
+def _compare(info: RepoInfo) -> None:
     found = decode_repo_info(Envelope(2, encode_repo_info(info)))
     assert (found.branches, found.tags) == (info.branches, info.tags)
     assert (found.deleted_tags, found.status) == (info.deleted_tags, info.status)
