@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,16 @@ class Server:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def requests(self) -> list[tuple[str, str, str, int]]:
-        """Return principal, method, target and status of all requests since the last call."""
+    def requests(self, least: int = 0) -> list[tuple[str, str, str, int]]:
+        """Return principal, method, target and status of all requests since the last call.
+
+        Wait for ``least`` of them: the server writes a line when the client has its bytes already.
+        """
+        deadline = time.monotonic() + 30
         text = self.log.read_text(encoding="utf-8")
+        while len(_LINE.findall(text)) < least and time.monotonic() < deadline:
+            time.sleep(0.01)
+            text = self.log.read_text(encoding="utf-8")
         self.log.write_text("", encoding="utf-8")  # the server appends
         return [(it[1], it[2], it[3], int(it[4])) for it in _LINE.finditer(text)]
 

@@ -60,7 +60,7 @@ def test_a_cold_open_and_a_slice_take_two_requests(server: Server) -> None:
     array = group["ocean/t"]
     assert isinstance(array, zarr.Array)
     assert np.array_equal(array[5, :30], VALUES[5, :30])
-    asked = [(method, target, status) for _, method, target, status in server.requests()]
+    asked = [(method, target, status) for _, method, target, status in server.requests(least=2)]
     assert asked == [
         ("GET", "/@branch.main/zarr.json", 200),
         ("GET", "/@branch.main/ocean/t/c/0/0", 200),
