@@ -67,12 +67,17 @@ def arrays_sharing(out: TableBuilder, fields: Mapping[int, Field]) -> bytes:
     return snapshot(out, nodes)
 
 
-def repo_info(out: TableBuilder, snapshots: list[Offset], updates: list[Offset]) -> bytes:
+def repo_info(
+    out: TableBuilder,
+    snapshots: list[Offset],
+    updates: list[Offset],
+    metadata: Offset | None = None,
+) -> bytes:
     """Return a repo info of these snapshots and updates."""
     none = out.offsets([])
     fields: dict[int, Field] = {
         0: Scalar(2, 1), 1: none, 2: none, 3: none, 4: out.offsets(snapshots),
-        5: out.table({}), 7: out.offsets(updates),
+        5: out.table({}), 6: metadata or none, 7: out.offsets(updates),
     }  # fmt: skip
     return finished(out, fields)
 
@@ -227,6 +232,23 @@ def test_metadata_that_shares_its_values_is_refused() -> None:
         fields: dict[int, Field] = {0: out.string(name), 1: out.blob(value.encode())}
         items = out.offsets([out.table(fields) for _ in range(MANY)])
         assert not opens(snapshot(out, [], items), FileType.SNAPSHOT)
+
+
+@pytest.mark.parametrize("owner", ["repository", "snapshot"])
+def test_items_of_a_repo_info_that_share_a_value_are_refused(owner: str) -> None:
+    """A long value, thousands of times; before it is copied as often."""
+    out = TableBuilder()
+    fields: dict[int, Field] = {0: out.string("n"), 1: out.blob(LONG.encode())}
+    items = out.offsets([out.table(fields) for _ in range(MANY)])
+    info: dict[int, Field] = {
+        0: Struct(snapshot_id(1)), 1: Scalar(-1, 4, signed=True), 3: out.string("m"),
+    }  # fmt: skip
+    if owner == "snapshot":
+        info[4] = items
+    update = out.table({0: Scalar(1, 1), 1: out.table({})})
+    metadata = items if owner == "repository" else None
+    payload = repo_info(out, [out.table(info)], [update], metadata)
+    assert not opens(payload, FileType.REPO_INFO)
 
 
 def test_snapshots_that_share_their_metadata_are_refused() -> None:

@@ -199,6 +199,12 @@ class Row:
             size = min(size, most)
         return bytes(self._reader.payload[start : start + size])
 
+    def blob(self, slot: int, *, required: str) -> bytes:
+        """Copy a required vector of bytes, which others may share; counted before it is copied."""
+        start, size = self.vector(slot, 1, 1, required=required)
+        self._reader.note_bytes(size)
+        return bytes(self._reader.payload[start : start + size])
+
     def text(self, slot: int, *, required: str | None = None, counted: bool = True) -> str:
         """Read a string field; an absent one is empty.
 

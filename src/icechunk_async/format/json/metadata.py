@@ -136,7 +136,7 @@ def read_items(tables: Tables) -> RawMetadata:
 
 def read_each(rows: Iterable[Row]) -> RawMetadata:
     """Read MetadataItem tables one by one; as `read_items`."""
-    return tuple([(it.text(0, required="name"), it.raw(1, required="value")) for it in rows])
+    return tuple([(it.text(0, required="name"), it.blob(1, required="value")) for it in rows])
 
 
 def items_block(items: Iterable[tuple[str, bytes]]) -> Block:

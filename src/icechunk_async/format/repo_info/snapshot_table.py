@@ -114,7 +114,6 @@ class SnapshotTable(TableList):
         parent = self.parent(row)
         items = read_each(entry.tables(4))
         logs = entry.structs(5, _ID_BYTES, 1)
-        self._reader.note_bytes(sum(len(value) for _, value in items))
         return SnapshotInfo(
             SnapshotId(entry.struct(0, _ID_BYTES, field="id")),
             None if parent == NO_PARENT else SnapshotId(self.id(parent)),
