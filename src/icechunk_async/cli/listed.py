@@ -14,11 +14,11 @@ _MODULES: Final = (
     ("commands.versions.refs", ("branch", "tag")),
     (
         "commands.versions.merging",
-        (*("undo", "revert", "restore", "merge", "cherry-pick", "fast-forward", "squash"),),
+        ("undo", "revert", "restore", "merge", "cherry-pick", "fast-forward", "squash"),
     ),
     (
         "commands.versions.proposals",
-        (*("propose", "review", "accept", "reject", "protect", "unprotect"),),
+        ("propose", "review", "accept", "reject", "protect", "unprotect"),
     ),
     ("commands.versions.changes", ("changes",)),
     ("commands.versions.watch", ("watch", "blame", "diff-values")),
@@ -28,7 +28,7 @@ _MODULES: Final = (
     ("commands.operate.administration", ("status", "config", "ops", "probe")),
     (
         "commands.operate.upkeep",
-        (*("expire", "gc", "compact", "rewrite-manifests", "check", "migrate"),),
+        ("expire", "gc", "compact", "rewrite-manifests", "check", "migrate"),
     ),
     ("commands.operate.copies", ("copy", "sync")),
     ("commands.data.ingest", ("ingest",)),

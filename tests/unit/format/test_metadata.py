@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedSpecVersionError
+from icechunk_async.format.json import flexbuffers as reading
 from icechunk_async.format.json.flexbuffers_writing import encode_flexbuffer
 from icechunk_async.format.json.metadata import (
     decode_items,
@@ -489,3 +490,8 @@ def test_damaged_flexbuffers_are_a_value_or_a_format_error(data: bytes) -> None:
 def test_messagepack_is_what_the_library_packs(value: Any) -> None:
     """Sorted keys apart, version 1 is the library's default packing."""
     assert encode_value(value, 1) == msgpack.packb(in_key_order(value))
+
+
+def test_types_have_the_numbers_of_the_library() -> None:
+    """Reading does without it, since importing it imports NumPy; writing uses it."""
+    assert {it.name: int(it) for it in reading.Type} == {it.name: int(it) for it in Type}

@@ -132,7 +132,8 @@ async def analyze(
     Returns:
         What was added, and the objects whose statistics are now in others, too.
     """
-    tally, superseded = Tally(), list["StatisticsId"]()
+    tally = Tally()
+    superseded: list[StatisticsId] = []
     with telemetry.span("analyze"):
         async for unknown in lacking(session, paths, tally):
             await measure_chunks(session, unknown, tally, progress)
