@@ -2400,8 +2400,8 @@ class Repository:
         that diffs and rebases over the gap stay right; in format 1 that is lost.
 
         Args:
-            older_than: drop snapshots made before this time, by their writers' clocks; a time
-                without a zone is UTC.
+            older_than: drop snapshots made before this time, by their writers' clocks; not in the
+                future, by this machine's clock. A time without a zone is UTC.
             delete_expired_branches: delete branches whose tip is dropped. In format 1 a commit
                 made to such a branch at the same moment can be lost with it.
             delete_expired_tags: delete tags whose snapshot is dropped; their names can never be
@@ -2412,6 +2412,7 @@ class Repository:
             The snapshots that were dropped. In format 1 old tips that stay are among them.
 
         Raises:
+            InvalidInputError: the time is in the future; nothing changed.
             RepositoryReadOnlyError: the repository's status forbids changes; nothing changed.
             OutcomeUnknownError: the storage never answered. Calling again is safe.
             FeatureDisabledError: tags would be deleted, and the repository forbids that.
@@ -2752,8 +2753,9 @@ class Repository:
         """Look whether the repository is what it should be, as closely as ``level`` says.
 
         Each level includes those before it. *structure*: references, operations log, snapshots,
-        transaction logs and manifests can be read and agree. *existence*: the objects with chunks
-        are there, and virtual sources are in the state that references are guarded with.
+        transaction logs and manifests can be read and agree, and unless ``refs`` are named the
+        newest records of proposals can be read. *existence*: the objects with chunks are there,
+        and virtual sources are in the state that references are guarded with.
         *length*: they are as long as needed. *sums*: chunks have the checksums that were stored
         when they were written. *decode*: the codecs of their arrays accept them.
 
@@ -2784,7 +2786,8 @@ class Repository:
             StorageError: the storage failed; the state is kept.
 
         Cost: every snapshot, transaction log and manifest in use is read; all chunk objects are
-        listed, or for a small sample asked for one by one; a request for each virtual object. At
+        listed, or for a small sample asked for one by one; proposals are listed, and their newest
+        records read; a request for each virtual object. At
         *sums* and *decode* chunks are read, those that lie together in one object with one
         request. Memory: some 60 bytes for each different chunk at these levels, for each chunk
         object below; and 64 MiB of chunks.

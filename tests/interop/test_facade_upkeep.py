@@ -48,14 +48,14 @@ def test_expiring_and_collecting(tmp_path: Path, spec: int) -> None:
     repository.create_tag("v1", first)
     third = write("third", 3)
     show(first, second, third)
-    attempt(lambda: repository.expire_snapshots(datetime.datetime.now()))
+    attempt(lambda: repository.expire_snapshots(datetime.datetime.now()), "InvalidInputError")
     show(repository.expire_snapshots(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)))
     show(repository.expire_snapshots(
         now(), delete_expired_branches=True, delete_expired_tags=True
     ))
     show(repository.list_branches(), repository.list_tags())
     show([info.message for info in repository.ancestry(branch="main")])
-    attempt(lambda: repository.garbage_collect(datetime.datetime.now()))
+    attempt(lambda: repository.garbage_collect(datetime.datetime.now()), "InvalidInputError")
     for dry_run in (True, False):
         summary = repository.garbage_collect(now(), dry_run=dry_run)
         show(summary.snapshots_deleted, summary.chunks_deleted, summary.manifests_deleted)

@@ -72,6 +72,9 @@ class _ObjectId(bytes):
     def parse(cls, text: str) -> Self:
         """Read the text form, leniently (lower case, Crockford's aliases).
 
+        As in the official engine, bits behind the last byte do not count: ids that differ in them
+        are one. Who takes names of objects for ids compares them with the text of the id.
+
         Raises:
             InvalidInputError: wrong length, or a letter outside the alphabet.
         """

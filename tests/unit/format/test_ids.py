@@ -59,6 +59,14 @@ def test_lower_case_and_aliases_are_read(alias: str) -> None:
     assert SnapshotId.parse(alias) == INITIAL_SNAPSHOT_ID
 
 
+@pytest.mark.parametrize("last", "123456789ABCDEF")
+def test_bits_behind_the_last_byte_are_not_looked_at(last: str) -> None:
+    """The official engine ignores them, too; they are written as zeros."""
+    found = SnapshotId.parse("1CECHNKREP0F1RSTCMT" + last)
+    assert found == INITIAL_SNAPSHOT_ID
+    assert str(found) == "1CECHNKREP0F1RSTCMT0"
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "0" * 19, "0" * 21, "0" * 13, "U" + "0" * 19, "0" * 19 + "=", "é" * 20, "0" * 19 + "\n"],

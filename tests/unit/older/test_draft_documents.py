@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 from icechunk_async.errors import FormatError, IcechunkError, InvalidMetadataError
 from icechunk_async.format.draft.coordinates import decode_columns, encode_columns, encode_coords
 from icechunk_async.format.draft.manifests import decode_manifest, encode_manifest
+from icechunk_async.format.draft.metadata import read_array, write_array
 from icechunk_async.format.draft.names import chunk_ids, chunk_names, manifest_id, name_of
 from icechunk_async.format.draft.pages import measure
+from icechunk_async.format.draft.parquet import numbers, python_values
 from icechunk_async.format.draft.pieces import UNSIZED_TAIL, open_pieces
 from icechunk_async.format.draft.state import decode_state, encode_state
 from icechunk_async.format.draft.structure import encode_structure, read_structure
@@ -327,6 +329,24 @@ def test_damaged_parquet_is_a_format_error(seed: int) -> None:
                 _tolerate(partial(_look_at, key, damaged, attributes))
 
 
+@pytest.mark.parametrize("index", [-1, 1, 1 << 30])
+def test_an_index_that_the_dictionary_does_not_have_is_a_format_error(index: int) -> None:
+    """Parquet readers do not look at the indices of a column that nobody asked to be decoded."""
+    indices = pa.array([index], pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array([b"one"]), safe=False)  # type: ignore[call-arg]  # not in its types
+    with pytest.raises(FormatError, match="does not have"):
+        python_values(pa.table({"it": column})["it"], "file")
+
+
+def test_our_own_mistakes_are_no_damage() -> None:
+    """An error that the package for Parquet does not raise stays what it is."""
+    column = pa.table({"it": [1]})["it"]
+    with pytest.raises(ValueError, match="alias"):
+        numbers(column, "no type", "file")  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        python_values(None, "file")
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_damaged_state_files_are_format_errors(seed: int) -> None:
     """Values of another kind, missing, repeated, too large, and bytes that are no document."""
@@ -394,6 +414,21 @@ def test_faults_of_manifests_are_named(table: pa.Table, what: str) -> None:
     """In the words of the document."""
     with pytest.raises(FormatError, match=what):
         decode_manifest(ID, parquet(table))
+
+
+@pytest.mark.parametrize(
+    "place", [("chunk_grid",), ("chunk_key_encoding",), ("chunk_grid", "configuration")]
+)
+def test_parts_of_metadata_that_are_null_are_named(place: tuple[str, ...]) -> None:
+    """A column of structures may hold nulls anywhere."""
+    array = ZarrArray((4,), (2,), "uint8", b"\0", (), None, (), {})
+    value: Any = write_array(array)
+    part = value
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = None
+    with pytest.raises(FormatError, match=f"has the {place[-1]} null"):
+        read_array(value, "/a", {})
 
 
 def _bounded(work: Callable[[], object], most_bytes: int) -> None:

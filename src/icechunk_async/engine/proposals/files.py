@@ -129,12 +129,14 @@ async def _read(
 
 async def load_all(
     storage: Storage,
-) -> tuple[list[ProposalRecord], dict[ProposalId, FormatError]]:
-    """Return the present state of every proposal, oldest first, and the faults of damaged ones.
+) -> tuple[list[ProposalRecord], dict[str, FormatError]]:
+    """Return the present state of every proposal, oldest first, and the faults of damaged records.
+
+    Faults are by the key of the record.
 
     Cost: one listing, and a request for each proposal.
     """
-    faults: dict[ProposalId, FormatError] = {}
+    faults: dict[str, FormatError] = {}
 
     async def read(entry: tuple[ProposalId, tuple[int, int]]) -> ProposalRecord | None:
         try:
@@ -142,7 +144,7 @@ async def load_all(
         except ProposalNotFoundError:
             return None
         except FormatError as error:
-            faults[entry[0]] = error
+            faults[record_key(entry[0], entry[1][0])] = error
             return None
 
     newest = await _newest(storage, PROPOSALS)

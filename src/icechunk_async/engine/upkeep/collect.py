@@ -100,6 +100,13 @@ class GarbageReport:
 
 async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -> set[SnapshotId]:
     """Drop old snapshots from the history; see `Repository.expire_snapshots`."""
+    if rule.older_than_us > clock.now_us():
+        raise InvalidInputError(
+            "Expiration was asked to drop snapshots older than "
+            f"{clock.from_us(rule.older_than_us).isoformat()}, which is in the future: whatever "
+            "their age, all but the tips of branches and tags would go. Give an age such as "
+            "timedelta(days=90), or a time that is past; the present drops all that there are."
+        )
     engine.history.capabilities.require("expiration")
     if not dry_run:
         engine.check_safe()

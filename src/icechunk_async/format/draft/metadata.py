@@ -83,13 +83,13 @@ def read_array(value: Mapping[str, Any], path: str, attributes: Mapping[str, JSO
         FormatError: it is damaged.
     """
     shape = tuple(_lengths(value, "shape", path))
-    grid, encoding = value["chunk_grid"], value["chunk_key_encoding"]
+    grid, encoding = _part(value, "chunk_grid", path), _part(value, "chunk_key_encoding", path)
     if text(grid["name"], path) != "regular":
         raise _fault(path, f"has the unknown chunk grid {grid['name']!r:.60}")
-    separator = text(encoding["configuration"]["separator"], path)
+    separator = text(_part(encoding, "configuration", path)["separator"], path)
     if separator not in _SEPARATORS:
         raise _fault(path, f"has the unknown separator {separator!r:.60} of chunk keys")
-    chunks = tuple(_lengths(grid["configuration"], "chunk_shape", path))
+    chunks = tuple(_lengths(_part(grid, "configuration", path), "chunk_shape", path))
     if len(chunks) != len(shape) or not all(chunks):
         raise _fault(path, f"has the chunk shape {chunks!r:.60} of an array of {shape!r:.60}")
     data_type = text(value["data_type"], path)
@@ -110,6 +110,14 @@ def read_array(value: Mapping[str, Any], path: str, attributes: Mapping[str, JSO
         (),
         attributes,
     )
+
+
+def _part(value: Mapping[str, Any], name: str, path: str) -> Mapping[str, Any]:
+    """Return a structure that must not be null."""
+    found: Mapping[str, Any] | None = value[name]
+    if found is None:
+        raise _fault(path, f"has the {name} null")
+    return found
 
 
 def _lengths(part: Mapping[str, Any], name: str, path: str) -> list[int]:

@@ -49,15 +49,18 @@ _PLAIN: Final[dict[str, Any]] = (
 
 @contextmanager
 def _faults(name: str) -> Generator[None]:
-    """Turn the errors of pyarrow about a damaged file into FormatErrors."""
+    """Turn the errors of pyarrow about a damaged file into FormatErrors.
+
+    Its exceptions derive from `ArrowException`, but those of reading and of memory, of text that is
+    no UTF-8, and of columns that it cannot find. Others would be mistakes of this library, and stay
+    what they are.
+    """
     try:
         yield
-    except FormatError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise FormatError(f"A {name} is damaged: {str(error)[:200]}.") from error
-    except (MemoryError, OverflowError, AttributeError) as error:
+    except MemoryError as error:
         raise FormatError(f"A {name} cannot be read: {str(error)[:200]}.") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+        raise FormatError(f"A {name} is damaged: {str(error)[:200]}.") from error
 
 
 class ParquetReader:
@@ -250,8 +253,8 @@ def _python(array: Any) -> list[Any]:
     if isinstance(kind, pa.DictionaryType):
         values = array.dictionary.to_pylist()
         places = array.indices.fill_null(0).to_pylist()
-        if any(ok and at < 0 for at, ok in zip(places, valid, strict=True)):
-            raise IndexError("a value has a negative index")
+        if any(ok and not 0 <= at < len(values) for at, ok in zip(places, valid, strict=True)):
+            raise FormatError("A column refers to a value that its dictionary does not have.")
         return [values[at] if ok else None for at, ok in zip(places, valid, strict=True)]
     if isinstance(kind, pa.StructType):
         names = [kind.field(at).name for at in range(kind.num_fields)]

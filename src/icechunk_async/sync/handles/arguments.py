@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.engine.open import given_options
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, WrongTypeError
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.official.mirrors import to_native
@@ -74,9 +74,15 @@ def given_version(version: SpecVersion | int | None) -> int:
 
 
 def check_aware(moment: datetime | timedelta | str, name: str) -> None:
-    """Raise `TypeError` for a `datetime` without a zone; others have one, or are no time."""
+    """Raise `WrongTypeError` for a `datetime` without a zone; others have one, or are no time.
+
+    The official package raises a `TypeError`; this one is also an `InvalidInputError`.
+    """
     if isinstance(moment, datetime) and moment.tzinfo is None:
-        raise TypeError(f"{name} must be a datetime with a time zone, such as datetime.now(UTC).")
+        with translated():
+            raise WrongTypeError(
+                f"{name} must be a datetime with a time zone, such as datetime.now(UTC)."
+            )
 
 
 def check_one(*names: str | None) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
+from zarr.errors import GroupNotFoundError
 
+from icechunk_async.sync.bridge.tracebacks import Shortened
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.urls import repository_at, session_at, with_ref
 from icechunk_async.sync.urls.accessor import IcechunkAccessor, Origin
@@ -67,7 +69,27 @@ class IcechunkBackend(BackendEntrypoint):
             InvalidInputError: the URL cannot be understood, or names a ref beside ``ref``.
             FileNotFoundError: there is no such group.
         """
-        text = str(filename_or_obj)
+        with Shortened():
+            return self._opened(
+                str(filename_or_obj),
+                group,
+                ref,
+                storage_options,
+                authorize_virtual_chunk_access,
+                drop_variables=drop_variables,
+                **decoders,
+            )
+
+    def _opened(
+        self,
+        text: str,
+        group: str | None,
+        ref: str | None,
+        storage_options: Mapping[str, Any] | None,
+        authorize_virtual_chunk_access: Mapping[str, Any] | None,
+        **decoders: Any,
+    ) -> xarray.Dataset:
+        """Open a group; see `open_dataset`."""
         with translated():
             url = IcechunkURL.parse(text)
         at = with_ref(url, ref, group)
@@ -77,15 +99,20 @@ class IcechunkBackend(BackendEntrypoint):
         else:
             session = repository.readonly_session(ref=ref)
             branch = ref if ref in repository.list_branches() else None
-        dataset = ZarrBackendEntrypoint().open_dataset(
-            session.store,  # type: ignore[arg-type]  # not in xarray's types
-            group=at.group or None,
-            mode="r",
-            consolidated=False,
-            zarr_format=3,
-            drop_variables=drop_variables,
-            **decoders,
-        )
+        try:
+            dataset = ZarrBackendEntrypoint().open_dataset(
+                session.store,  # type: ignore[arg-type]  # not in xarray's types
+                group=at.group or None,
+                mode="r",
+                consolidated=False,
+                zarr_format=3,
+                **decoders,
+            )
+        except GroupNotFoundError:  # its text is that of the store, over several lines
+            raise FileNotFoundError(
+                f"There is no group {at.group or '/'!r} in snapshot {session.snapshot_id}. Name "
+                "one with 'group', or at the end of the URL."
+            ) from None
         if (shown := veiled(text)) != text:  # else xarray notes the text, secrets included
             dataset.encoding["source"] = shown
         return IcechunkAccessor.mark(

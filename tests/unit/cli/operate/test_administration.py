@@ -158,8 +158,8 @@ def test_a_wrong_setting_changes_nothing(repository: Path) -> None:
     for wrong, kind in [
         ("no_such_thing=1", "invalid-input"),
         ("caching.nothing=1", "invalid-input"),
-        ("inline_chunk_threshold_bytes.more=1", "format"),
-        ("inline_chunk_threshold_bytes=many", "format"),
+        ("inline_chunk_threshold_bytes.more=1", "invalid-input"),
+        ("inline_chunk_threshold_bytes=many", "invalid-input"),
     ]:
         failed = run("config", repository, "--set", wrong)
         assert failed.exit_code == 1
@@ -186,7 +186,7 @@ def test_config_sets_values_by_path(repository: Path) -> None:
     assert caching("caching.num_chunk_refs=5", "caching=null") is None
     unknown = run("config", repository, "--set", "caching.x=1")
     assert "'caching.x'" in unknown.stderr
-    assert "(format)" in run("config", repository, "--set", "caching=1").stderr
+    assert "(invalid-input)" in run("config", repository, "--set", "caching=1").stderr
 
 
 def test_status_forbids_and_allows_changes(repository: Path) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async._runtime import clock
 from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.engine.files.packing import Packing
 from icechunk_async.engine.leases.register import SessionState
@@ -337,7 +338,7 @@ async def test_histories_of_writers_and_collectors_lose_nothing_of_leased_sessio
                             expected |= wrote
                     case "collect":
                         if chance.random() < 0.5:
-                            await repository.expire_snapshots(world.now)
+                            await repository.expire_snapshots(clock.from_us(clock.now_us()))
                         await _collect(storage, world)
                     case _:
                         world.wait(timedelta(minutes=chance.randrange(1, 600)))

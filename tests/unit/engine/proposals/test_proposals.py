@@ -389,6 +389,10 @@ async def test_a_damaged_record_is_one_sentence(
     with pytest.raises(FormatError):
         await proposal.accept()
     assert [it.id for it in await repository.proposals()] == [other.id]
+    (found,) = (await repository.verify("structure")).findings
+    assert (found.kind, found.location, found.problem) == ("proposal", key, "unreadable")
+    assert str(proposal.id) in found.detail
+    assert (await repository.verify("structure", refs=["main"])).findings == ()
     await repository.garbage_collect(datetime.now(UTC))
     assert await repository.lookup_branch("main") == base
 

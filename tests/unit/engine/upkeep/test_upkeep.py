@@ -114,11 +114,15 @@ async def test_collection_spares_objects_not_older_than_cutoff(spec: int) -> Non
 
 
 async def test_a_cutoff_in_the_future_is_refused(spec: int) -> None:
-    """It would delete what others write at this moment."""
+    """It would delete what others write at this moment, or drop history whatever its age."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository:
         before = await objects(repository.storage)
         for dry_run in (True, False):
+            with pytest.raises(InvalidInputError, match=r"is in the future.*timedelta"):
+                await repository.expire_snapshots(now() + timedelta(seconds=60), dry_run=dry_run)
+            with pytest.raises(InvalidInputError, match="is in the future"):
+                await repository.expire_snapshots(timedelta(days=-1), dry_run=dry_run)
             with pytest.raises(InvalidInputError, match="in the future"):
                 await repository.garbage_collect(now() + timedelta(seconds=60), dry_run=dry_run)
         with pytest.raises(InvalidInputError, match="at least 1"):

@@ -70,6 +70,10 @@ _MISTAKES = {
         _BEGIN + 'repo.readonly_session("main", tag="v1")',
         "icechunk_async.sync.InvalidInputError: Must provide one of branch, tag, or snapshot_id.",
     ),
+    "a time without a zone": (
+        "from datetime import datetime" + _BEGIN + "repo.expire_snapshots(datetime(2026, 1, 1))",
+        "icechunk_async.sync.InvalidInputError: older_than must be a datetime with a time zone",
+    ),
     "a loop": (
         _BEGIN + 'for it in repo.ancestry(branch="mainly"):\n    pass',
         "icechunk_async.sync.RefNotFoundError: There is no branch 'mainly'.",

@@ -8,8 +8,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import traceback
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 import numpy as np
@@ -30,9 +32,6 @@ from icechunk_async.sync.urls import open_url as open_blocking
 from icechunk_async.sync.urls.engine import IcechunkBackend
 from icechunk_async.sync.urls.filesystem import IcechunkFileSystem
 from icechunk_async.sync.xarray import to_icechunk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Place:
@@ -140,10 +139,24 @@ def test_xarray_opens_a_url_with_the_engine(place: Place) -> None:
     assert "a" not in xr.open_dataset(place.url("g/h"), drop_variables="a")
     with pytest.raises(icechunk.IcechunkError, match=r"and ref='main' one more\. Give one"):
         xr.open_dataset(place.url("@tag.v1/g/h"), ref="main")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"^There is no group 'nothing' in .*URL\.$"):
         xr.open_dataset(place.url("nothing"))
     with pytest.raises(icechunk.IcechunkError, match="is not a node path"):
         xr.open_dataset(place.url("g"), engine="icechunk-async", group="a//h")
+
+
+def test_mistakes_of_the_engine_show_its_call_and_one_sentence(place: Place) -> None:
+    """The caller's line, xarray's and ours: neither other frames nor a chain of errors."""
+    for rest in ("@branch.mainly", "@brnch.main", "@tag.v2/g", "nothing", "a//h"):
+        with pytest.raises((icechunk.IcechunkError, FileNotFoundError)) as caught:
+            xr.open_dataset(place.url(rest), engine="icechunk-async")
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        ours = [Path(it.filename).name for it in frames if "icechunk_async" in it.filename]
+        assert set(ours) <= {"engine.py"}, rest
+        assert len(frames) <= 4, rest
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+        assert "\n" not in str(caught.value)
 
 
 def test_the_engine_leaves_other_files_to_others() -> None:

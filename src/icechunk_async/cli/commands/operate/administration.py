@@ -27,7 +27,7 @@ from icechunk_async.cli.declaring import OptionPair, parse_pair, repository_comm
 from icechunk_async.cli.listing import Listing, cell
 from icechunk_async.cli.pager import paged
 from icechunk_async.cli.words import moment
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import FormatError, InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -256,8 +256,8 @@ def _with_values(config: RepositoryConfig, values: Iterable[OptionPair]) -> Repo
     """Return a configuration with other values at some paths, such as ``manifest.preload``.
 
     Raises:
-        InvalidInputError: there is no such setting, or a value holds the veil of a secret.
-        FormatError: a value does not fit the setting.
+        InvalidInputError: there is no such setting, or a value does not fit it or holds the veil of
+            a secret.
     """
     from icechunk_async.format.config import (  # noqa: PLC0415 -- slow to import
         config_from_json,
@@ -282,7 +282,10 @@ def _with_values(config: RepositoryConfig, values: Iterable[OptionPair]) -> Repo
                 raise _unknown(path)
             place = below
         place[name] = value  # type: ignore[assignment] # it was read from JSON
-        config = config_from_json(document)
+        try:
+            config = config_from_json(document)
+        except FormatError as error:  # here the document is no file: an argument is wrong
+            raise InvalidInputError(error.message) from error
         if not _has(config_to_json(config), [*sections, name], set_=value is not None):
             raise _unknown(path)
     return config

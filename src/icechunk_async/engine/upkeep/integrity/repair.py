@@ -147,6 +147,7 @@ _ADVICE: Final = {
     "snapshot": "Restore it from a copy, or reset the branches that lead to it.",
     "ref": "Create the branch or tag again.",
     "config": "Save the configuration again.",
+    "proposal": "Propose again, and delete the objects of this one; no commit is lost.",
     "sums": "Delete it and make the sums again; no data is lost.",
 }
 

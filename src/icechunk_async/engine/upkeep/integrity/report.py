@@ -69,8 +69,8 @@ class Finding:
     """An object, or a range of bytes in one, that is not as it must be."""
 
     kind: str
-    """``repo``, ``ref``, ``config``, ``operations log``, ``snapshot``, ``transaction log``,
-    ``manifest``, ``sums``, ``chunk`` or ``virtual``."""
+    """``repo``, ``ref``, ``config``, ``operations log``, ``proposal``, ``snapshot``, ``transaction
+    log``, ``manifest``, ``sums``, ``chunk`` or ``virtual``."""
     location: str
     """Its key in the repository, or its URL if it is virtual."""
     problem: str

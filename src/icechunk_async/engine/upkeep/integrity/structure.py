@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestFileInfo, Node, Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
+    from icechunk_async.storage import Storage
 
     type Infos = Mapping[SnapshotId, SnapshotInfo] | None
     """The place in history of each snapshot; None if only the snapshots' own files tell."""
@@ -60,6 +61,7 @@ __all__ = [
     "examine_manifest",
     "log_problem",
     "needed_by",
+    "stored",
     "uncached",
     "walk",
 ]
@@ -73,10 +75,15 @@ _PARTS: Final = {
 }
 
 
+def stored(engine: Engine) -> Storage:
+    """Return the storage of a repository without the cache."""
+    return engine.storage if engine.cache is None else engine.cache.storage
+
+
 def uncached(engine: Engine) -> Assets:
     """Return the files of a repository as stored, whatever a cache holds."""
     return Assets(
-        engine.storage if engine.cache is None else engine.cache.storage,
+        stored(engine),
         engine.assets.layout,
         compression_level=engine.assets.compression_level,
         snapshot_nodes=0,

@@ -15,6 +15,7 @@ import numpy as np
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
+from icechunk_async.engine.proposals.files import load_all
 from icechunk_async.engine.upkeep.integrity.contents import Contents
 from icechunk_async.engine.upkeep.integrity.objects import (
     NOT_AUTHORIZED,
@@ -39,6 +40,7 @@ from icechunk_async.engine.upkeep.integrity.state import VerifyState
 from icechunk_async.engine.upkeep.integrity.structure import (
     Structure,
     examine_manifest,
+    stored,
     uncached,
     walk,
 )
@@ -161,6 +163,7 @@ async def prepare(
         Finding(it.kind, it.key, it.problem, Level.STRUCTURE.name.lower(), it.detail)
         for it in audit.faults
     ]
+    findings += await _proposals(engine, options)
     unread = [NotLookedAt(it) for it in audit.unread]
     if tips is None:
         refs = _chosen(audit, options.refs)
@@ -185,6 +188,18 @@ async def prepare(
         unread.append(NotLookedAt("snapshots before those that cannot be read"))
     uses = [structure.uses[it] for it in sorted(structure.uses)]
     return Prepared(audit, refs, structure, uses, [*findings, *structure.findings], unread)
+
+
+async def _proposals(engine: Engine, options: VerifyOptions) -> list[Finding]:
+    """Return the newest records of proposals that are damaged; none if only some refs count."""
+    known = engine.history.capabilities.proposals and engine.storage.capabilities.listing
+    if options.refs is not None or not known:
+        return []
+    _, faults = await load_all(stored(engine))
+    level = Level.STRUCTURE.name.lower()
+    return [
+        Finding("proposal", key, "unreadable", level, faults[key].message) for key in sorted(faults)
+    ]
 
 
 def _chosen(audit: Audit, names: tuple[str, ...] | None) -> dict[str, SnapshotId]:

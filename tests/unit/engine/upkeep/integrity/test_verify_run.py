@@ -108,7 +108,7 @@ async def test_each_object_is_read_once_however_many_snapshots_need_it() -> None
     assert report.is_healthy
     assert (report.snapshots, report.manifests, report.chunks) == (11, 10, CHUNKS + 9)
     assert (report.chunks_read, report.bytes_read) == (CHUNKS + 9, 604 * (CHUNKS + 9))
-    assert counting.listings == 1
+    assert counting.listings == 2  # of chunks, and of proposals
     assert counting.reads == {
         "repo": 1,
         "snapshots": 11,
