@@ -14,7 +14,13 @@ import zarr
 from pyspark.sql import SparkSession
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark import NewArray, map_chunks, register, watch_reads
+from icechunk_async.spark import (
+    NewArray,
+    map_chunks,
+    register,
+    register_functions,
+    watch_reads,
+)
 from icechunk_async.sync import Repository
 
 
@@ -39,6 +45,9 @@ def main(directory: Path) -> None:
     reader.load(url).createOrReplaceTempView("t")
     assert spark.sql("SELECT sum(v) FROM t WHERE x > 1").collect()[0][0] == 5.0
     assert reader.option("table", "snapshots").load(url).count() == 2
+    register_functions(spark)
+    most = spark.sql(f"SELECT value FROM icechunk_aggregate('{url}', 'v', 'max')")
+    assert most.collect()[0][0] == 3.0
 
     # The driver has no accumulators here, and learns from the log what was pruned.
     with pytest.raises(InvalidInputError, match="python_worker_logs"):

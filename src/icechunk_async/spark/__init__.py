@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.jobs.garbage import garbage_collect
     from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
     from icechunk_async.spark.jobs.verify import check_references, verify
+    from icechunk_async.spark.read.functions import register_functions
     from icechunk_async.spark.read.reader import PlannedRead
     from icechunk_async.spark.read.views import register_views
     from icechunk_async.spark.source import IcechunkSource, register, watch_reads
@@ -64,6 +65,7 @@ __all__ = [
     "publish",
     "published_version",
     "register",
+    "register_functions",
     "register_views",
     "repartition_by_chunk",
     "rewrite_manifests",
@@ -81,6 +83,7 @@ _NAMES: Final = {
     "jobs.garbage": ("garbage_collect",),
     "jobs.manifests": ("rewrite_manifests", "storage_statistics"),
     "jobs.verify": ("check_references", "verify"),
+    "read.functions": ("register_functions",),
     "read.reader": ("PlannedRead",),
     "read.views": ("register_views",),
     "source": ("IcechunkSource", "register", "watch_reads"),

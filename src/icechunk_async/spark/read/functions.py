@@ -1,0 +1,321 @@
+"""Table functions for SQL: a group of one state, its history, and aggregates from statistics.
+
+Spark calls `analyze` of a function while it plans, in a process of its own, and hands what it
+returns to the task that runs `eval`. So the snapshot and the parts to read are decided once, and
+errors come before any task runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from pyspark.sql.functions import udtf
+from pyspark.sql.types import (
+    BooleanType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
+
+from icechunk_async.arrow.boxes import num_rows
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.paths import check_path
+from icechunk_async.spark.options import ReadOptions
+from icechunk_async.spark.read.reader import IcechunkReader, Part, Reading
+from icechunk_async.zarr.queries.arrays import QueriedArray
+from icechunk_async.zarr.queries.measuring import check_function
+from icechunk_async.zarr.queries.predicates import parse_where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType
+
+    from icechunk_async.repository import Repository
+    from icechunk_async.zarr.queries.aggregate import Aggregate
+    from icechunk_async.zarr.queries.meaning import Meaning
+
+    type Given = Mapping[str, str]
+    type Row = tuple[Any, ...]
+
+__all__ = ["register_functions"]
+
+_MOST_ROWS: Final = 1_000_000
+"""The most rows of `read_icechunk`: one task makes them, as objects of Python."""
+_COSTS: Final = ("count", "chunks", "chunks_read", "bytes_read", "bytes_skipped")
+
+
+def register_functions(
+    spark: SparkSession, *, options: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Make three table functions for SQL, in this session.
+
+    `read_icechunk(url, version, group, arrays, where)` has the rows of a group, of one state: for
+    results of up to a million rows, since Spark runs such a function in a single task.
+    `icechunk_history(url, version)` has the snapshots that led to a state, the newest first.
+    `icechunk_aggregate(url, array, function, where, version)` has one row, with the `value` of
+    `Session.aggregate` (count, min, max, sum, mean, var or std) and what it cost; chunks whose
+    statistics are known are not read. All arguments are text and can be given by name; those after
+    `url`, or `function`, can be left out. A `version` is a branch, by default `main`, a tag, the id
+    of a snapshot, or steps back such as `main~2`.
+
+    Args:
+        spark: the session, also one of Spark Connect.
+        options: options of the source for all calls, such as `storage.region`. No statement of SQL
+            shows them; whoever may run SQL in the session reads with them what they open.
+
+    Returns:
+        The names of the functions. Functions of these names are replaced.
+
+    Raises:
+        InvalidInputError: an option is unknown.
+    """
+    given = dict(options or {})
+    ReadOptions.parse({"path": "memory://functions", **given})
+    functions = {
+        "read_icechunk": _reading(given),
+        "icechunk_history": _history(given),
+        "icechunk_aggregate": _aggregate(given),
+    }
+    for name, function in functions.items():
+        spark.udtf.register(name, udtf(function, useArrow=False))
+    return tuple(functions)
+
+
+# The classes are made by functions: what is found by its name in a module travels as that name, and
+# would leave the options behind.
+
+
+def _reading(options: Given) -> type:
+    class ReadIcechunk:
+        @staticmethod
+        def analyze(
+            url: AnalyzeArgument,
+            version: AnalyzeArgument | None = None,
+            group: AnalyzeArgument | None = None,
+            arrays: AnalyzeArgument | None = None,
+            where: AnalyzeArgument | None = None,
+        ) -> _ReadResult:
+            named = {"path": url, "ref": version, "group": group, "arrays": arrays, "where": where}
+            return _plan_read(_parsed("read_icechunk", options, named))
+
+        def __init__(self, found: _ReadResult) -> None:
+            self._found = found
+
+        def eval(
+            self,
+            url: str,
+            version: str | None = None,
+            group: str | None = None,
+            arrays: str | None = None,
+            where: str | None = None,
+        ) -> Iterator[Row]:
+            del url, version, group, arrays, where  # known since the analysis
+            yield from self._found.rows()
+
+    return ReadIcechunk
+
+
+def _history(options: Given) -> type:
+    class IcechunkHistory:
+        @staticmethod
+        def analyze(url: AnalyzeArgument, version: AnalyzeArgument | None = None) -> _ReadResult:
+            named = {"path": url, "ref": version}
+            return _plan_read(_parsed("icechunk_history", options, named, table="snapshots"))
+
+        def __init__(self, found: _ReadResult) -> None:
+            self._found = found
+
+        def eval(self, url: str, version: str | None = None) -> Iterator[Row]:
+            del url, version
+            yield from self._found.rows()
+
+    return IcechunkHistory
+
+
+def _aggregate(options: Given) -> type:
+    class IcechunkAggregate:
+        @staticmethod
+        def analyze(
+            url: AnalyzeArgument,
+            array: AnalyzeArgument,
+            function: AnalyzeArgument,
+            where: AnalyzeArgument | None = None,
+            version: AnalyzeArgument | None = None,
+        ) -> _AggregateResult:
+            name = "icechunk_aggregate"
+            asked = _Asked(
+                _text(name, "array", array) or "",
+                (_text(name, "function", function) or "").lower(),
+                _text(name, "where", where),
+            )
+            return _plan_aggregate(_parsed(name, options, {"path": url, "ref": version}), asked)
+
+        def __init__(self, found: _AggregateResult) -> None:
+            self._found = found
+
+        def eval(
+            self,
+            url: str,
+            array: str,
+            function: str,
+            where: str | None = None,
+            version: str | None = None,
+        ) -> Iterator[Row]:
+            del url, array, function, where, version
+            yield self._found.row()
+
+    return IcechunkAggregate
+
+
+def _text(function: str, name: str, given: AnalyzeArgument | None) -> str | None:
+    """Return a constant text of a call; None if it was left out or is null."""
+    if given is None or (given.isConstantExpression and given.value is None):
+        return None
+    if given.isTable or not given.isConstantExpression or not isinstance(given.value, str):
+        raise InvalidInputError(
+            f"The argument {name!r} of {function} must be constant text, such as 'main': the "
+            "columns of the result follow from it. It cannot be a column or a table."
+        )
+    return given.value
+
+
+def _parsed(
+    function: str,
+    options: Given,
+    named: Mapping[str, AnalyzeArgument | None],
+    **more: str,
+) -> ReadOptions:
+    shown = {"path": "url", "ref": "version"}
+    texts = {it: _text(function, shown.get(it, it), given) for it, given in named.items()}
+    if not texts["path"]:
+        raise InvalidInputError(
+            f"{function} needs the URL of a repository. Give url => 's3://...'."
+        )
+    given = {name: text for name, text in texts.items() if text is not None}
+    return ReadOptions.parse({**options, **given, **more})
+
+
+@dataclass
+class _ReadResult(AnalyzeResult):
+    """The columns of a table, and how to read it."""
+
+    reader: IcechunkReader | None = None
+    parts: tuple[Any, ...] = ()
+
+    def rows(self) -> Iterator[Row]:
+        assert self.reader is not None
+        for part in self.parts:
+            for batch in self.reader.read(part):
+                yield from zip(*(it.to_pylist() for it in batch.columns), strict=True)
+
+
+def _plan_read(options: ReadOptions) -> _ReadResult:
+    # The history of a state ends with its snapshot, which is looked up first, as for arrays.
+    pinned = Reading.begin(replace(options, table=None)).options
+    reading = Reading(replace(pinned, table=options.table))
+    schema = reading.spark_schema()
+    reader = IcechunkReader(reading.options, schema)
+    parts = [it for it in reader.partitions() if isinstance(it, Part)]
+    rows = sum(num_rows(box) for part in parts for box in part.boxes)
+    if options.table is None and options.layout == "rows" and rows > _MOST_ROWS:
+        raise InvalidInputError(
+            f"read_icechunk would return {rows} rows, and Spark runs it in a single task: the most "
+            f"are {_MOST_ROWS}. Give where => '...' on dimensions, or use a view of "
+            "icechunk_async.spark.register_views, which is read in many tasks."
+        )
+    return _ReadResult(schema, reader=reader, parts=tuple(parts))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    array: str
+    function: Any
+    where: str | None
+
+
+@dataclass
+class _AggregateResult(AnalyzeResult):
+    """The columns of an aggregate, and what to ask."""
+
+    options: ReadOptions | None = None
+    asked: _Asked | None = None
+
+    def row(self) -> Row:
+        options, asked = self.options, self.asked
+        assert options is not None
+        assert asked is not None
+
+        async def ask(repository: Repository) -> Aggregate:
+            session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+            return await session.aggregate(asked.array, asked.function, where=asked.where)
+
+        found = options.repository.ask(ask)
+        value = _value(found.value, self.schema["value"].dataType, asked)
+        return (value, *(getattr(found, it) for it in _COSTS))
+
+
+def _plan_aggregate(options: ReadOptions, asked: _Asked) -> _AggregateResult:
+    pinned = Reading.begin(options).options
+    parse_where(asked.where or "")
+
+    async def check(repository: Repository) -> Meaning:
+        session = await repository.readonly_session(snapshot_id=pinned.snapshot_id)
+        array = await QueriedArray.open(session, check_path(f"/{asked.array.strip('/')}"))
+        check_function(asked.function, array.meaning)
+        return array.meaning
+
+    kind = _type_of(pinned.repository.ask(check), asked.function)
+    costs = [StructField(it, LongType(), nullable=False) for it in _COSTS]
+    return _AggregateResult(
+        StructType([StructField("value", kind), *costs]), options=pinned, asked=asked
+    )
+
+
+def _type_of(meaning: Meaning, function: str) -> DataType:
+    """Return Spark's type for an aggregate of an array. Pure."""
+    stored = meaning.stored.kind
+    same = function in ("min", "max")
+    if function == "count":
+        return LongType()
+    if stored == "M":
+        return TimestampNTZType()
+    if stored == "m":
+        return DayTimeIntervalType()
+    if stored == "b" and same:
+        return BooleanType()
+    if meaning.kind == "f" or meaning.is_packed or not (same or function == "sum"):
+        return DoubleType()
+    # A sum of 64 bits without a sign may have twice as many digits.
+    return DecimalType(38, 0) if stored == "u" and meaning.stored.itemsize == 8 else LongType()
+
+
+def _value(value: Any, kind: DataType, asked: _Asked) -> Any:
+    """Return an aggregate as an object that Spark takes for a type. Pure."""
+    if value is None:
+        return None
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        rounded = value.astype(f"{value.dtype.kind}8[us]")
+        shown = rounded.item()
+        # Larger units wrap around; what Python has no object for is an integer.
+        same = rounded.astype(value.dtype) == value
+        if same and isinstance(shown, datetime | timedelta):
+            return shown
+    elif isinstance(kind, DecimalType):
+        return Decimal(value)
+    elif not isinstance(kind, LongType) or -(1 << 63) <= value < 1 << 63:
+        return value
+    raise InvalidInputError(
+        f"The {asked.function} of {asked.array!r} is {value}, which SQL's "
+        f"{kind.simpleString()} cannot hold. Use Session.aggregate in Python."
+    )
