@@ -138,7 +138,7 @@ def test_what_cannot_be_asked_is_refused_before_tasks(spark: SparkSession, direc
         f"icechunk_aggregate('{directory}', 'y', 'max')": "'/y'",
         f"icechunk_aggregate('{directory}', 't', 'max', where => 't <')": "where",
         f"read_icechunk('{directory}', version => 'v9')": "v9",
-        f"read_icechunk('{directory}', vresion => 'v1')": "vresion",
+        f"read_icechunk('{directory}', vzersion => 'v1')": "vzersion",
         f"read_icechunk('{directory}', where => 'lat = 1')": "no column",
         "read_icechunk(3)": "'url' of read_icechunk must be constant text",
         "icechunk_history(url => NULL)": "needs the URL of a repository",
@@ -148,8 +148,8 @@ def test_what_cannot_be_asked_is_refused_before_tasks(spark: SparkSession, direc
     for call, why in refused.items():
         with pytest.raises(PySparkException, match=why):
             _from(spark, call).schema  # noqa: B018 -- what is analyzed
-    with pytest.raises(InvalidInputError, match="option 'brnach'"):
-        register_functions(spark, options={"brnach": "x"})
+    with pytest.raises(InvalidInputError, match="option 'brxanch'"):
+        register_functions(spark, options={"brxanch": "x"})
     far = _from(spark, f"icechunk_aggregate('{directory}', 'far', 'max')")
     with pytest.raises(PySparkException, match=r"is 30000-01-01.*timestamp_ntz cannot hold"):
         far.collect()
