@@ -87,7 +87,7 @@ def directory(spark: SparkSession, tmp_path: Path) -> Path:
 def test_an_aggregate_is_a_value_of_its_type(
     spark: SparkSession, directory: Path, array: str, function: str, value: object
 ) -> None:
-    """Exact, and null where there is none."""
+    """Exact, and null without values."""
     (row,) = _from(spark, f"icechunk_aggregate('{directory}', '{array}', '{function}')").collect()
     assert row.value == value
     assert type(row.value) is type(value)

@@ -1,6 +1,6 @@
 """Table functions for SQL: a group of one state, its history, and aggregates from statistics.
 
-Spark calls `analyze` of a function while it plans, in a process of its own, and hands what it
+Spark calls `analyze` of a function while it plans, in a separate process, and hands what it
 returns to the task that runs `eval`. So the snapshot and the parts to read are decided once, and
 errors come before any task runs.
 """
@@ -72,7 +72,7 @@ def register_functions(
     Args:
         spark: the session, also one of Spark Connect.
         options: options of the source for all calls, such as `storage.region`. No statement of SQL
-            shows them; whoever may run SQL in the session reads with them what they open.
+            shows them; anyone who may run SQL in the session reads with them what they open.
 
     Returns:
         The names of the functions. Functions of these names are replaced.
@@ -296,7 +296,7 @@ def _type_of(meaning: Meaning, function: str) -> DataType:
         return BooleanType()
     if meaning.kind == "f" or meaning.is_packed or not (same or function == "sum"):
         return DoubleType()
-    # A sum of 64 bits without a sign may have twice as many digits.
+    # Sums of 64 bits without a sign are beyond those of bigint.
     return DecimalType(38, 0) if stored == "u" and meaning.stored.itemsize == 8 else LongType()
 
 
