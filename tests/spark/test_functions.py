@@ -119,7 +119,7 @@ def test_rows_and_history_are_those_of_the_version(spark: SparkSession, director
 
     def latest(version: str) -> str:
         log = _from(spark, f"icechunk_history('{directory}', version => '{version}')")
-        return str(log.first().message)
+        return str(log.collect()[0].message)
 
     assert latest("v1") == "first"
     assert latest("main") == "second"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-from pyspark.sql.functions import udtf
+from pyspark.sql import functions as sql
 from pyspark.sql.types import (
     BooleanType,
     DayTimeIntervalType,
@@ -88,7 +88,7 @@ def register_functions(
         "icechunk_aggregate": _aggregate(given),
     }
     for name, function in functions.items():
-        spark.udtf.register(name, udtf(function, useArrow=False))
+        spark.udtf.register(name, cast("Any", sql).udtf(function, useArrow=False))
     return tuple(functions)
 
 
@@ -217,7 +217,8 @@ class _ReadResult(AnalyzeResult):
         assert self.reader is not None
         for part in self.parts:
             for batch in self.reader.read(part):
-                yield from zip(*(it.to_pylist() for it in batch.columns), strict=True)
+                columns = [batch.column(place).to_pylist() for place in range(batch.num_columns)]
+                yield from zip(*columns, strict=True)
 
 
 def _plan_read(options: ReadOptions) -> _ReadResult:
@@ -305,10 +306,11 @@ def _value(value: Any, kind: DataType, asked: _Asked) -> Any:
     if value is None:
         return None
     if isinstance(value, np.datetime64 | np.timedelta64):
-        rounded = value.astype(f"{value.dtype.kind}8[us]")
+        dtype = cast("np.dtype[Any]", value.dtype)
+        rounded = value.astype(f"{dtype.kind}8[us]")
         shown = rounded.item()
         # Larger units wrap around; what Python has no object for is an integer.
-        same = rounded.astype(value.dtype) == value
+        same = rounded.astype(dtype) == value
         if same and isinstance(shown, datetime | timedelta):
             return shown
     elif isinstance(kind, DecimalType):
