@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
 from pyspark.sql import functions as sql
 from pyspark.sql.types import (
     BooleanType,
@@ -305,12 +304,11 @@ def _value(value: Any, kind: DataType, asked: _Asked) -> Any:
     """Return an aggregate as an object that Spark takes for a type. Pure."""
     if value is None:
         return None
-    if isinstance(value, np.datetime64 | np.timedelta64):
-        dtype = cast("np.dtype[Any]", value.dtype)
-        rounded = value.astype(f"{dtype.kind}8[us]")
+    if isinstance(kind, TimestampNTZType | DayTimeIntervalType):
+        rounded = value.astype(f"{value.dtype.kind}8[us]")
         shown = rounded.item()
         # Larger units wrap around; what Python has no object for is an integer.
-        same = rounded.astype(dtype) == value
+        same = rounded.astype(value.dtype) == value
         if same and isinstance(shown, datetime | timedelta):
             return shown
     elif isinstance(kind, DecimalType):
