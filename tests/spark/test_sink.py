@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 import pytest
 import zarr
 from pyspark.sql.types import FloatType, LongType, StructField, StructType
@@ -529,4 +530,8 @@ def test_a_stream_of_one_repository_goes_to_another(
         it.metadata.get("spark-transactions")
         for it in Repository.open(other).ancestry(branch="main")
     ]
-    assert versions[:3] == [{"copy": 1}, {"copy": 0}, None]
+    # Before PySpark 4.2 a stream has no limit: all commits come in one batch.
+    limited = pyspark.__version__ >= "4.2"
+    assert versions[:3] == (
+        [{"copy": 1}, {"copy": 0}, None] if limited else [{"copy": 0}, None, None]
+    )

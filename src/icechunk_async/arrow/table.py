@@ -211,8 +211,11 @@ def _renamed(
 def _undecodable(error: ValueError) -> Exception:
     """Return the error for times that cannot be decoded, and any other error unchanged."""
     reason = str(error).partition(". Try opening")[0]
-    if not reason.startswith("unable to decode time"):
+    # Older versions of xarray name the variable before the reason.
+    _, found, times = reason.partition("unable to decode time")
+    if not found:
         return error
+    reason = found + times
     return InvalidInputError(
         f"The arrays cannot be shown as times: {reason}. Read the stored numbers: set "
         "'decode' to false."
