@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
 import tomllib
 import traceback
 import weakref
@@ -21,6 +19,7 @@ from icechunk_async.sync import IcechunkError, RefNotFoundError, Repository, in_
 from icechunk_async.sync.bridge import portal, tracebacks
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.errors import translated
+from tests.programs import run_program
 
 _BEGIN = """
 import icechunk_async.sync as ic
@@ -43,14 +42,10 @@ _LINES = 8
 
 
 def _stderr(place: Path, script: str, **environment: str) -> list[str]:
-    (place / "script.py").write_text(dedent(script), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=place,
-        env={**os.environ, **environment},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
+    script = dedent(script)
+    (place / "script.py").write_text(script, encoding="utf-8")
+    done = run_program(
+        script, name="script.py", directory=place, environment={**os.environ, **environment}
     )
     assert done.returncode == 1
     assert not done.stdout

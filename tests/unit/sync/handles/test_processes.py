@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.programs import run_program
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -27,24 +29,31 @@ with repository.transaction("main", message="data") as store:
 """
 
 
-_WARNINGS = ["-W", "error", "-W", "ignore:A session on branch:ResourceWarning"]
+_WARNINGS = ("-W", "error", "-W", "ignore:A session on branch:ResourceWarning")
 """These programs end in the middle of their work."""
 
 
-def _run(text: str, place: str = "", *, code: int = 0) -> str:
-    """Return the output of a script, which must exit quickly and print nothing on stderr."""
+def _run(text: str, place: str = "", *, code: int = 0, fresh: bool = False) -> str:
+    """Return the output of a script, which must exit quickly and print nothing on stderr.
+
+    A ``fresh`` one runs in an interpreter that has imported nothing.
+    """
     begin = _BEGIN.format(place=place) if place else ""
     end = "\nprint('end', time.monotonic(), flush=True)" if place and not code else ""
+    script = begin + textwrap.dedent(text) + end
     # That of the official engine, which its tests set, is understood here, and loads logging.
     environment = {name: it for name, it in os.environ.items() if name != "ICECHUNK_LOG"}
-    done = subprocess.run(
-        [sys.executable, *_WARNINGS, "-c", begin + textwrap.dedent(text) + end],
-        capture_output=True,
-        encoding="utf-8",
-        env=environment,
-        timeout=240,
-        check=False,
-    )
+    if fresh:
+        done = subprocess.run(
+            [sys.executable, *_WARNINGS, "-c", script],
+            capture_output=True,
+            encoding="utf-8",
+            env=environment,
+            timeout=240,
+            check=False,
+        )
+    else:
+        done = run_program(script, environment=environment, flags=_WARNINGS)
     exited = time.monotonic()
     assert (done.stderr, done.returncode) == ("", code)
     if not end:
@@ -70,7 +79,7 @@ def test_importing_is_quick() -> None:
     icechunk.Repository
     assert "zarr" not in sys.modules
     """
-    _run(script)
+    _run(script, fresh=True)
 
 
 def test_programs_import_numpy_with_the_repository() -> None:
@@ -82,7 +91,7 @@ def test_programs_import_numpy_with_the_repository() -> None:
     from icechunk_async import Repository
     assert "numpy" in sys.modules
     """
-    _run(script)
+    _run(script, fresh=True)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +113,7 @@ def test_importing_the_repository_brings_what_every_program_needs(package: str, 
     assert not {{"aiobotocore", "aiohttp", "fsspec", "rich", "xarray"}} & set(sys.modules)
     assert len(ours) <= {most}, len(ours)
     """
-    _run(script)
+    _run(script, fresh=True)
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(3)"])
@@ -410,5 +419,5 @@ def test_process_pools_are_given_stores_and_repositories(
             pool.join()
         print(zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")[:])
     """
-    found = _run(script, place)
+    found = _run(script, place, fresh=method == "spawn")
     assert found == "[28, 28, 28, 28]\n2\n[0 7 7 7]\n"
