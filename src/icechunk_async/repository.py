@@ -1074,8 +1074,9 @@ class Repository:
         `readonly_session`.
         """
         start = await find_named(self._engine, branch, tag, snapshot_id, ref)
-        async for info in self._engine.history.ancestry(start):
-            yield info
+        async for page in self._engine.history.ancestry_pages(start):
+            for info in page:
+                yield info
 
     async def summary(
         self, ref: SnapshotId | str = "main", *, commits: int = 10, measure: bool = False

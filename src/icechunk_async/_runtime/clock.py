@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 __all__ = [
+    "EPOCH",
     "Clock",
     "SystemClock",
     "Ticker",
@@ -27,7 +28,7 @@ __all__ = [
     "use_clock",
 ]
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
@@ -92,7 +93,7 @@ def random_bytes(size_bytes: int) -> bytes:
 def from_us(microseconds: int) -> datetime:
     """Return an aware UTC time for microseconds since the epoch; the last one if beyond."""
     try:
-        return _EPOCH + timedelta(microseconds=microseconds)
+        return EPOCH + timedelta(microseconds=microseconds)
     except OverflowError:
         return datetime.max.replace(tzinfo=UTC)
 
@@ -101,7 +102,7 @@ def to_us(moment: datetime) -> int:
     """Return microseconds since the epoch; a time without a zone is taken as UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def given_time(moment: object, name: str) -> datetime:

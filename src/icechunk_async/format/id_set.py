@@ -23,6 +23,8 @@ _LETTERS: Final = -(-_SIZE_BYTES * 8 // 5)
 _FEWEST_WAITING: Final = 1 << 16
 _INVALID: Final = 255
 _VALUES: Final = np.full(256, _INVALID, np.uint8)
+_PAIRS: Final = np.array([a + b for a in ALPHABET for b in ALPHABET], "S2").view(np.uint16)
+"""Two letters for each ten bits, as they lie in memory."""
 _VALUES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
 
@@ -136,9 +138,11 @@ def parse_ids(names: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_]]:
 
 def format_ids(ids: Ids) -> list[str]:
     """Return the text forms of many 12-byte ids, ``(n, 12)``, at once."""
-    bits = np.zeros((len(ids), 5 * _LETTERS), np.uint8)
-    bits[:, : _SIZE_BYTES * 8] = np.unpackbits(np.ascontiguousarray(ids), axis=1)
-    values = np.packbits(bits.reshape(-1, 5), axis=1)[:, 0] >> 3
-    letters = np.frombuffer(ALPHABET.encode(), np.uint8)[values]
-    texts: list[str] = letters.view(f"S{_LETTERS}").astype(f"U{_LETTERS}").tolist()
+    wide = np.zeros((_SIZE_BYTES + 1, len(ids)), np.uint16)
+    wide[:_SIZE_BYTES] = ids.T
+    letters = np.empty((len(ids), _LETTERS // 2), np.uint16)
+    for pair in range(_LETTERS // 2):  # of ten bits, which lie in two bytes
+        at, bit = divmod(10 * pair, 8)
+        letters[:, pair] = _PAIRS[(wide[at] << 8 | wide[at + 1]) >> (6 - bit) & 1023]
+    texts: list[str] = letters.view(f"S{_LETTERS}")[:, 0].astype(f"U{_LETTERS}").tolist()
     return texts

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.integrity.repair import RepairPlan
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.engine.versions.feed import Change
-    from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
+    from icechunk_async.format.repo_info.snapshot_page import Page
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
@@ -725,13 +725,13 @@ class Repository(Displayed):
         """Iterate as `ancestry` does, in `async for` as well."""
         check_one(branch, tag, snapshot_id, ref)
 
-        async def pages(it: AsyncRepository) -> AsyncIterator[Sequence[NativeInfo]]:
+        async def pages(it: AsyncRepository) -> AsyncIterator[Page]:
             start = await find_named(it.engine, branch, tag, snapshot_id, ref)
             async for page in it.engine.history.ancestry_pages(start):
                 yield page
 
         return AsyncCloseableIterator[SnapshotInfo].of_pages(
-            self.handle.each(pages, lambda page: list(map(SnapshotInfo.from_native, page)))
+            self.handle.each(pages, SnapshotInfo.of_page)
         )
 
     ancestry_graph_async = asked(AsyncRepository.ancestry_graph)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
 from textwrap import indent
-from typing import TYPE_CHECKING, Any, Final, Self, cast, override
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, overload, override
 
 from icechunk_async._runtime.text import printable
 from icechunk_async.engine.history.graph import AncestryGraph
+from icechunk_async.errors import FormatError
 from icechunk_async.sync.official.display import Displayed, Record, public
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from datetime import datetime
 
     from icechunk_async._display.cards import Card
     from icechunk_async.engine.history.diff import Diff as NativeDiff
     from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
+    from icechunk_async.format.repo_info.snapshot_page import Page, SnapshotPage
 
 __all__ = ["AncestryGraph", "Diff", "ManifestFileInfo", "SnapshotInfo"]
 
@@ -40,35 +45,156 @@ class SnapshotInfo(Record):
     message: str
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    if not TYPE_CHECKING:  # checkers are to see the fields alone
+        # A history has many of these, and few of their fields are looked at.
+        __slots__ = ("_at", "_columns")
+
+        def __init__(
+            self,
+            id: str,  # noqa: A002 -- as the official class calls it
+            parent_id: str | None,
+            written_at: datetime,
+            message: str,
+            metadata: dict[str, Any] | None = None,
+        ) -> None:
+            given = {} if metadata is None else metadata
+            _set_columns(self, _Given([id], [parent_id], [written_at], [message], [given]))
+            _set_at(self, 0)
+
     @classmethod
     @override
     def from_native(cls, value: NativeInfo) -> Self:
         """Return the counterpart of the engine's; its fields are made when they are asked for."""
         info = object.__new__(cls)
-        info.__dict__["_native"] = value
+        _set_columns(info, _OfNative(value))
+        _set_at(info, 0)
         return info
 
-    if not TYPE_CHECKING:  # checkers are to see the fields alone
+    @classmethod
+    def of_page(cls, page: Page) -> list[Self]:
+        """Return the counterparts of several. Fields are made for all of them when asked for one.
 
-        def __getattr__(self, name: str) -> Any:
-            """Make a field."""
-            native = self.__dict__.get("_native")
-            if native is None or name not in _MADE:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return self.__dict__.setdefault(name, _MADE[name](native))
+        Cost: a tenth of a microsecond for each.
+        """
+        if isinstance(page, list):
+            return list(map(cls.from_native, page))
+        # Without a step of the interpreter for each.
+        made = list(map(object.__new__, repeat(cls, len(page))))
+        _exhaust(map(_set_columns, made, repeat(_OfPage(page))))
+        _exhaust(map(_set_at, made, range(len(made))))
+        return made
 
     @override
     def __reduce__(self) -> tuple[type[SnapshotInfo], tuple[object, ...]]:
         return type(self), tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
 
-_MADE: Final[dict[str, Callable[[NativeInfo], Any]]] = {
-    "id": lambda native: str(native.id),
-    "parent_id": lambda native: None if native.parent_id is None else str(native.parent_id),
-    "written_at": lambda native: native.written_at,
-    "message": lambda native: native.message,
-    "metadata": lambda native: cast("dict[str, Any]", dict(native.metadata)),
-}
+class _Given(NamedTuple):
+    """The fields of a single snapshot."""
+
+    id: Sequence[str]
+    parent_id: Sequence[str | None]
+    written_at: Sequence[datetime]
+    message: Sequence[str]
+    metadata: Sequence[dict[str, Any]]
+
+
+class _OfNative:
+    """The fields of a single snapshot, each made from those of the engine's when asked for."""
+
+    def __init__(self, native: NativeInfo) -> None:
+        self._native = native
+
+    @cached_property
+    def id(self) -> Sequence[str]:
+        return [str(self._native.id)]
+
+    @cached_property
+    def parent_id(self) -> Sequence[str | None]:
+        parent = self._native.parent_id
+        return [None if parent is None else str(parent)]
+
+    @cached_property
+    def written_at(self) -> Sequence[datetime]:
+        return [self._native.written_at]
+
+    @cached_property
+    def message(self) -> Sequence[str]:
+        return [self._native.message]
+
+    @cached_property
+    def metadata(self) -> Sequence[dict[str, Any]]:
+        return [dict(self._native.metadata)]
+
+
+class _OfPage:
+    """The fields of the snapshots of a page, each made for all of them when asked for one."""
+
+    def __init__(self, page: SnapshotPage) -> None:
+        self._page = page
+
+    @cached_property
+    def id(self) -> Sequence[str]:
+        return self._page.id_texts
+
+    @cached_property
+    def parent_id(self) -> Sequence[str | None]:
+        return self._page.parent_id_texts
+
+    @cached_property
+    def written_at(self) -> Sequence[datetime]:
+        return self._page.written_at()
+
+    @cached_property
+    def message(self) -> Sequence[str]:
+        return self._page.message
+
+    @cached_property
+    def metadata(self) -> Sequence[dict[str, Any]]:
+        try:
+            return self._page.decode_metadata()
+        except FormatError:
+            return _Metadata(self._page)
+
+
+class _Metadata(Sequence[dict[str, Any]]):
+    """The properties of the snapshots of a page one of which is damaged: each by itself."""
+
+    def __init__(self, page: SnapshotPage) -> None:
+        self._infos = list(page)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    @overload
+    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> list[dict[str, Any]]: ...
+
+    @override
+    def __getitem__(self, index: int | slice, /) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [it.metadata for it in self._infos[index]]
+        return self._infos[index].metadata
+
+
+def _exhaust(steps: Iterable[None]) -> None:
+    deque(steps, maxlen=0)
+
+
+_set_columns: Final[Callable[[SnapshotInfo, object], None]] = vars(SnapshotInfo)["_columns"].__set__
+_set_at: Final[Callable[[SnapshotInfo, int], None]] = vars(SnapshotInfo)["_at"].__set__
+# Each written out: an attribute by its name would take twice as long.
+for _name, _read in {
+    "id": lambda self: self._columns.id[self._at],
+    "parent_id": lambda self: self._columns.parent_id[self._at],
+    "written_at": lambda self: self._columns.written_at[self._at],
+    "message": lambda self: self._columns.message[self._at],
+    "metadata": lambda self: self._columns.metadata[self._at],
+}.items():
+    setattr(SnapshotInfo, _name, property(_read))
 
 
 @public("snapshots")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import RepoStatus, Update
     from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
+    from icechunk_async.format.repo_info.snapshot_page import Page
     from icechunk_async.format.snapshot import Snapshot
 
 __all__ = [
@@ -426,7 +427,7 @@ class History(Protocol):
         """
         ...
 
-    def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[list[SnapshotInfo]]:
+    def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[Page]:
         """Iterate as `ancestry`, several at a time, where they are at hand."""
         ...
 

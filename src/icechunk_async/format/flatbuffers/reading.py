@@ -723,11 +723,7 @@ class Vectors:
         return found
 
     def _joined(self) -> list[str] | None:
-        """Decode blocks of rows as one text each, with a NUL before each row; None if that fails.
-
-        The last byte of a string's length comes before its first letter. It is 0, unless the string
-        is a long one.
-        """
+        """Decode blocks of rows as a text each, with a NUL before each row; None if that fails."""
         if len(self) < FEWEST or (self.starts <= 0).any():
             return None
         if int(self.counts.sum()) > self.buffer.size:  # rows share strings
@@ -742,7 +738,9 @@ class Vectors:
             ends = np.cumsum(lengths)
             starts = self.starts[first : first + _DECODED_ROWS]
             at = np.repeat(starts - 1 - (ends - lengths), lengths) + np.arange(ends.item(-1))
-            found.append(self.buffer.u8[at].tobytes().decode())
+            letters = self.buffer.u8[at]
+            letters[ends - lengths] = 0
+            found.append(letters.tobytes().decode())
         return found
 
 

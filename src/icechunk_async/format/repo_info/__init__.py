@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.flatbuffers.single import Row
     from icechunk_async.format.json.metadata import JSON, RawMetadata
     from icechunk_async.format.operations_log import RepoStatus, Update
+    from icechunk_async.format.repo_info.snapshot_page import Page
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 
 __all__ = [
@@ -93,7 +94,7 @@ class RepoInfo:
         """
         return Snapshots.of(self.snapshots).ancestry(snapshot_id)
 
-    def ancestry_pages(self, snapshot_id: SnapshotId) -> Iterator[list[SnapshotInfo]]:
+    def ancestry_pages(self, snapshot_id: SnapshotId) -> Iterator[Page]:
         """Iterate as `ancestry`, several at a time."""
         return Snapshots.of(self.snapshots).ancestry_pages(snapshot_id)
 

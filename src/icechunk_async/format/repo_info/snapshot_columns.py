@@ -7,25 +7,39 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.clock import EPOCH, from_us
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.splicing import Spans
+from icechunk_async.format.id_set import format_ids
 from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.json.columns import decode_flexbuffers
 from icechunk_async.format.json.metadata import read_items
 from icechunk_async.format.repo_info.snapshots import NO_PARENT, no_such_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     import numpy.typing as npt
 
     from icechunk_async.format.flatbuffers.buffer import Bytes, Positions
     from icechunk_async.format.flatbuffers.reading import Tables
-    from icechunk_async.format.json.metadata import RawMetadata
+    from icechunk_async.format.json.metadata import JSON, RawMetadata
 
-__all__ = ["SnapshotColumns"]
+__all__ = [
+    "SnapshotColumns",
+    "dates_of",
+    "items_of",
+    "logs_of",
+    "messages_of",
+    "metadata_of",
+    "times_of",
+]
 
 _ID_BYTES: Final = SnapshotId.size_bytes
 _LAST_SLOT: Final = 5
+_LAST_US: Final = 250_000_000_000_000_000
+"""A time in the year 9892."""
 
 
 class SnapshotColumns:
@@ -92,9 +106,9 @@ class SnapshotColumns:
         Raises:
             FormatError: one of them is damaged.
         """
-        tables = self.tables.select(np.array(rows, np.int64))
+        tables = self.some_tables(rows)
         return (
-            SnapshotId.many(self.ids[rows].tobytes()),
+            self.some_ids(rows),
             self._parent_ids(rows),
             tables.scalar(2, 8).tolist(),
             tables.strings(3, required="message"),
@@ -102,13 +116,20 @@ class SnapshotColumns:
 
     def more(self, rows: Sequence[int]) -> tuple[list[RawMetadata], list[tuple[SnapshotId, ...]]]:
         """Return properties and pruned logs of entries; as `some`."""
-        tables = self.tables.select(np.array(rows, np.int64))
-        items, pruned = tables.vector(4, 4, 4), tables.vector(5, _ID_BYTES, 1)
-        logs = SnapshotId.many(pruned.structs().tobytes())
-        return (
-            _slices(read_items(items.tables()), items.counts),
-            _slices(tuple(logs), pruned.counts),
-        )
+        tables = self.some_tables(rows)
+        return items_of(tables), logs_of(tables)
+
+    def some_tables(self, rows: Sequence[int]) -> Tables:
+        """Return the tables of entries."""
+        return self.tables.select(np.array(rows, np.int64))
+
+    def some_ids(self, rows: Sequence[int]) -> list[SnapshotId]:
+        """Return the ids of entries."""
+        return SnapshotId.many(self.ids[rows].tobytes())
+
+    def some_id_texts(self, rows: Sequence[int]) -> list[str]:
+        """Return the ids of entries as text."""
+        return format_ids(self.ids[rows])
 
     def _parent_ids(self, rows: Sequence[int]) -> list[SnapshotId | None]:
         parents = [self.parents[row] for row in rows]
@@ -133,6 +154,58 @@ class SnapshotColumns:
     def bare_spans(self) -> Spans:
         """Where the entries lie without their vtables, which they may share."""
         return _Layout(self.tables, vtables=False).spans
+
+
+def times_of(tables: Tables) -> list[int]:
+    """Return the times of entries; as `SnapshotColumns.some`."""
+    found: list[int] = tables.scalar(2, 8).tolist()
+    return found
+
+
+def dates_of(tables: Tables) -> list[datetime]:
+    """Return the times of entries as `from_us` does; as `SnapshotColumns.some`."""
+    times = tables.scalar(2, 8)
+    if int(times.max()) <= _LAST_US:
+        # NumPy makes the differences in a twentieth of the time that the interpreter takes.
+        return [EPOCH + it for it in times.astype("m8[us]").tolist()]
+    return list(map(from_us, times.tolist()))
+
+
+def messages_of(tables: Tables) -> list[str]:
+    """Return the messages of entries; as `SnapshotColumns.some`."""
+    return tables.strings(3, required="message")
+
+
+def items_of(tables: Tables) -> list[RawMetadata]:
+    """Return the properties of entries as stored; as `SnapshotColumns.some`."""
+    items = tables.vector(4, 4, 4)
+    return _slices(read_items(items.tables()), items.counts)
+
+
+def metadata_of(tables: Tables) -> list[dict[str, JSON]]:
+    """Return the properties of entries; as `SnapshotColumns.some`."""
+    vectors = tables.vector(4, 4, 4)
+    items = vectors.tables()
+    names = items.vector(0, 1, 1, required="name")
+    values = decode_flexbuffers(items.vector(1, 1, 1, required="value"))
+    width = vectors.counts.item(0)
+    each_name = [names.select(np.arange(at, len(names), width)) for at in range(width)]
+    if (vectors.counts != width).any() or any(it.changes()[1:].any() for it in each_name):
+        pairs = tuple(zip(names.decode(), values, strict=True))
+        return list(map(dict, _slices(pairs, vectors.counts)))
+    # All have the same names, as those of one program.
+    found: list[dict[str, JSON]] = [{} for _ in range(len(tables))]
+    for at, same in enumerate(each_name):
+        (name,) = same.row(0).decode()
+        for properties, value in zip(found, values[at::width], strict=True):
+            properties[name] = value
+    return found
+
+
+def logs_of(tables: Tables) -> list[tuple[SnapshotId, ...]]:
+    """Return the pruned logs of entries; as `SnapshotColumns.some`."""
+    pruned = tables.vector(5, _ID_BYTES, 1)
+    return _slices(tuple(SnapshotId.many(pruned.structs().tobytes())), pruned.counts)
 
 
 class _Layout:
@@ -182,5 +255,7 @@ def _slices[T](values: tuple[T, ...], counts: Positions) -> list[tuple[T, ...]]:
     """Return the values of each row, which follow one another; ``counts`` says how many."""
     if not values:
         return [()] * len(counts)
+    if (counts == counts[0]).all():
+        return list(zip(*[iter(values)] * counts.item(0), strict=True))
     ends: list[int] = np.cumsum(counts).tolist()
     return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]

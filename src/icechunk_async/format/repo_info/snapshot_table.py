@@ -10,41 +10,22 @@ from icechunk_async.format.flatbuffers.checks import columns_pay
 from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.metadata import read_each
-from icechunk_async.format.repo_info.snapshots import BLOCK, NO_PARENT, SnapshotInfo, no_such_parent
+from icechunk_async.format.repo_info.snapshots import (
+    BLOCK,
+    NO_PARENT,
+    SnapshotInfo,
+    no_such_parent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from icechunk_async.format.repo_info.snapshot_columns import SnapshotColumns
+    from icechunk_async.format.repo_info.snapshot_page import Page
 
-__all__ = ["EntryBlock", "SnapshotTable"]
+__all__ = ["SnapshotTable"]
 
 _ID_BYTES: Final = SnapshotId.size_bytes
-
-
-class EntryBlock:
-    """Entries of a file that are decoded together when one of them is looked at."""
-
-    def __init__(self, stored: SnapshotTable, rows: list[int]) -> None:
-        """Stand for the entries of some rows."""
-        self._stored = stored
-        self._rows = rows
-        self.infos = SnapshotInfo.in_block(self, len(rows))
-
-    def fill(self) -> None:
-        """Decode what all look at. Two threads may do that at once, with equal results."""
-        columns = self._stored.columns.some(self._rows)
-        for info, snapshot_id, parent_id, time, message in zip(self.infos, *columns, strict=True):
-            values = info.__dict__
-            values["id"], values["parent_id"] = snapshot_id, parent_id
-            values["flushed_at"], values["message"] = time, message
-
-    def fill_more(self) -> None:
-        """Decode what few look at."""
-        columns = self._stored.columns.more(self._rows)
-        for info, items, logs in zip(self.infos, *columns, strict=True):
-            values = info.__dict__
-            values["raw_metadata"], values["pruned_ancestor_logs"] = items, logs
 
 
 class SnapshotTable(TableList):
@@ -142,8 +123,10 @@ class SnapshotTable(TableList):
             some = rows[first : first + BLOCK]
             yield from map(SnapshotInfo, *self.columns.some(some), *self.columns.more(some))
 
-    def lazily(self, rows: list[int]) -> list[SnapshotInfo]:
-        """Return entries that are decoded when one of them is looked at."""
+    def lazily(self, rows: list[int], last_parent: int) -> Page:
+        """Return entries that are decoded when one of them is looked at; as `SnapshotPage`."""
         if columns_pay(len(rows)):
-            return EntryBlock(self, rows).infos
+            from icechunk_async.format.repo_info.snapshot_page import SnapshotPage  # noqa: PLC0415 -- needs NumPy
+
+            return SnapshotPage(self, rows, last_parent)
         return [self.info(row) for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Mapping, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
@@ -22,17 +22,27 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.json.metadata import JSON, RawMetadata
-    from icechunk_async.format.repo_info.snapshot_table import EntryBlock, SnapshotTable
+    from icechunk_async.format.repo_info.snapshot_page import Page, SnapshotPage
+    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 
-__all__ = ["BLOCK", "NO_PARENT", "SnapshotInfo", "Snapshots", "no_such_parent"]
+__all__ = [
+    "BLOCK",
+    "NO_PARENT",
+    "SnapshotInfo",
+    "Snapshots",
+    "no_such_parent",
+]
 
 _SPEC: Final = 2
 NO_PARENT: Final = -1
 """The row of the parent of a root."""
 BLOCK: Final = 1024
 """Entries decoded at a time where all are asked for."""
+_LONGEST_PAGE: Final = 4096
+"""Entries of a history handed on at a time."""
 _NAMES: Final = ("id", "parent_id", "flushed_at", "message")
 _MORE_NAMES: Final = ("raw_metadata", "pruned_ancestor_logs")
+_ALL_NAMES: Final = frozenset({*_NAMES, *_MORE_NAMES})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,27 +61,24 @@ class SnapshotInfo:
     """Snapshots that expired between this one and its parent; their logs are kept."""
 
     @classmethod
-    def in_block(cls, block: EntryBlock, count: int) -> list[Self]:
-        """Return entries that are decoded together when one of them is looked at."""
-        new, infos = object.__new__, list[Self]()
-        for _ in range(count):
-            info = new(cls)
-            info.__dict__["_block"] = block
-            infos.append(info)
-        return infos
+    def on_page(cls, page: SnapshotPage, index: int) -> Self:
+        """Return an entry that is decoded, with all of its page, when it is looked at."""
+        info = object.__new__(cls)
+        info.__dict__["_place"] = page, index
+        return info
 
     if not TYPE_CHECKING:  # checkers are to see the fields alone
 
         def __getattr__(self, name: str) -> Any:
             """Return a field that is not decoded yet."""
-            block = self.__dict__.get("_block")
-            if block is not None and name in _NAMES:
-                block.fill()
-            elif block is not None and name in _MORE_NAMES:
-                block.fill_more()
-            if name in self.__dict__:  # perhaps another thread has decoded it
-                return self.__dict__[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            values = self.__dict__
+            place = values.get("_place")
+            if place is None or name not in _ALL_NAMES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            page, index = place
+            for it in _NAMES if name in _NAMES else _MORE_NAMES:
+                values[it] = getattr(page, it)[index]
+            return values[name]
 
     def __eq__(self, other: object) -> bool:
         """Compare all fields."""
@@ -282,7 +289,7 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         """Iterate from a listed snapshot to its root; as `ancestry_pages`."""
         return chain.from_iterable(self.ancestry_pages(snapshot_id))
 
-    def ancestry_pages(self, snapshot_id: SnapshotId) -> Iterator[list[SnapshotInfo]]:
+    def ancestry_pages(self, snapshot_id: SnapshotId) -> Iterator[Page]:
         """Iterate from a listed snapshot to its root, several at a time.
 
         The first pages are short. Entries are decoded when they are looked at.
@@ -312,8 +319,9 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
                 if len(rows) > left:
                     raise _circle(snapshot_id)
                 left -= len(rows)
-                yield self._table.lazily(rows)
-                size = min(2 * size, BLOCK)
+                if rows:
+                    yield self._table.lazily(rows, row)
+                size = min(8 * size, _LONGEST_PAGE)
 
     def _line(
         self, stored: SnapshotTable, row: int, most: int
@@ -321,7 +329,16 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         """Return the next rows of a line of ancestors, the row after them, or the id on top."""
         covered = set(self._covered.values())
         rows: list[int] = []
-        parent = stored.columns.parents.__getitem__ if columns_pay(most) else stored.parent
+        by_columns = columns_pay(most)
+        if by_columns and not covered:
+            parents = stored.columns.parents
+            for _ in repeat(None, most):
+                rows.append(row)
+                row = parents[row]
+                if row < 0:
+                    break
+            return rows, row, None
+        parent = stored.columns.parents.__getitem__ if by_columns else stored.parent
         while row != NO_PARENT and len(rows) < most:
             if row in covered:
                 return rows, row, SnapshotId(stored.id(row))

@@ -54,8 +54,12 @@ class AsyncCloseableIterator[T]:
         return self
 
     def __next__(self) -> T:
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            pass
         with Shortened():
-            if not self._ready and not self._ended:
+            if not self._ended:
                 run(self._fetch())
             if not self._ready:
                 self._end()
@@ -63,8 +67,12 @@ class AsyncCloseableIterator[T]:
         return self._ready.popleft()
 
     async def __anext__(self) -> T:
+        try:
+            return self._ready.popleft()
+        except IndexError:
+            pass
         with Shortened():
-            if not self._ready and not self._ended:
+            if not self._ended:
                 await run_async(self._fetch())
             if not self._ready:
                 self._end()

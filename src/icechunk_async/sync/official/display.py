@@ -58,6 +58,8 @@ def title_of(cls: type) -> str:
 class Displayed:
     """A value that is displayed as its class and some rows of names and values."""
 
+    __slots__ = ()
+
     def _rows(self) -> Rows:
         """Return names, and plain values or other displayed ones. No secrets."""
         raise NotImplementedError
@@ -88,6 +90,8 @@ class Displayed:
 
 class Record(Displayed):
     """A dataclass whose rows are its fields; the engine's counterpart has fields of these names."""
+
+    __slots__ = ()
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 

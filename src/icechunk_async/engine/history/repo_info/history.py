@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import UpdateDetail
+    from icechunk_async.format.repo_info.snapshot_page import Page
     from icechunk_async.storage import Retrieved, Storage
 
 __all__ = [
@@ -312,7 +313,7 @@ class RepoInfoHistory:
         for info in (await self._listing(snapshot_id)).ancestry(snapshot_id):
             yield info
 
-    async def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[list[SnapshotInfo]]:
+    async def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[Page]:
         """Iterate as `ancestry`, several at a time."""
         for page in (await self._listing(snapshot_id)).ancestry_pages(snapshot_id):
             yield page
