@@ -187,13 +187,14 @@ def _exhaust(steps: Iterable[None]) -> None:
 _set_columns: Final[Callable[[SnapshotInfo, object], None]] = vars(SnapshotInfo)["_columns"].__set__
 _set_at: Final[Callable[[SnapshotInfo, int], None]] = vars(SnapshotInfo)["_at"].__set__
 # Each written out: an attribute by its name would take twice as long.
-for _name, _read in {
-    "id": lambda self: self._columns.id[self._at],
-    "parent_id": lambda self: self._columns.parent_id[self._at],
-    "written_at": lambda self: self._columns.written_at[self._at],
-    "message": lambda self: self._columns.message[self._at],
-    "metadata": lambda self: self._columns.metadata[self._at],
-}.items():
+_READING: Final[dict[str, Callable[[Any], Any]]] = {
+    "id": lambda info: info._columns.id[info._at],  # noqa: SLF001
+    "parent_id": lambda info: info._columns.parent_id[info._at],  # noqa: SLF001
+    "written_at": lambda info: info._columns.written_at[info._at],  # noqa: SLF001
+    "message": lambda info: info._columns.message[info._at],  # noqa: SLF001
+    "metadata": lambda info: info._columns.metadata[info._at],  # noqa: SLF001
+}
+for _name, _read in _READING.items():
     setattr(SnapshotInfo, _name, property(_read))
 
 

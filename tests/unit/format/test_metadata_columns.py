@@ -41,7 +41,7 @@ def vectors(values: Sequence[bytes]) -> Vectors:
 
 
 def one_by_one(values: Sequence[bytes]) -> Any:
-    """Return what each value is read as, or the class of the error."""
+    """Read each value; return them, or the class of the error."""
     try:
         return [decode_flexbuffer(it) for it in values]
     except FormatError:
@@ -73,7 +73,7 @@ def test_values_are_the_same_by_columns(values: list[Any]) -> None:
 def test_damaged_values_are_refused_by_columns_as_one_by_one(
     values: list[bytes], damage: bytes, at: int
 ) -> None:
-    """Whatever the bytes are."""
+    """Random bytes, and bytes that replace others."""
     raw = bytearray(values[0])
     raw[at : at + len(damage)] = damage
     damaged = [bytes(raw), *values] + [encode_flexbuffer("text")] * ROWS
@@ -118,5 +118,5 @@ def test_texts_and_whole_numbers_are_not_read_one_by_one(monkeypatch: pytest.Mon
         2**64 - 1,
         -(2**63),
     ]
-    found = decode_flexbuffers(vectors([encode_flexbuffer(it) for it in values * 4]))
-    assert found == values * 4
+    found = decode_flexbuffers(vectors([encode_flexbuffer(it) for it in values * 16]))
+    assert found == values * 16

@@ -21,7 +21,7 @@ __all__ = ["decode_flexbuffers"]
 _FEWEST: Final = 32
 """Fewer are read one by one in less time."""
 _TEXT_BYTES: Final = 5
-"""What a short text takes beside its letters: size, NUL, offset, type and width, a byte each."""
+"""A short text's size, NUL, offset, type and width take a byte each."""
 
 
 def decode_flexbuffers(values: Vectors) -> list[JSON]:
