@@ -108,7 +108,6 @@ def test_texts_and_whole_numbers_are_not_read_one_by_one(monkeypatch: pytest.Mon
         "",
         "é",
         "a" * 250,
-        "a\0b",
         0,
         7,
         -7,
