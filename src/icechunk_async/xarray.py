@@ -14,21 +14,29 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio.to_thread
 import xarray
+from xarray.core import indexing
 
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import ForkSession
-from icechunk_async.sync.xarray import write_lazy
+from icechunk_async.sync.session import Session as BlockingSession
+from icechunk_async.sync.xarray import (
+    Part,
+    Selected,
+    check_lazy,
+    lazy_array,
+    queried_name,
+    write_lazy,
+)
 from icechunk_async.zarr.datasets import write_known
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping
 
-    from icechunk_async.session import ForkSession as AsyncForkSession
-    from icechunk_async.session import Session
+    from icechunk_async.session import AnySession, Session
     from icechunk_async.zarr.datasets import Mode, Region
 
-__all__ = ["open_dataset", "to_icechunk"]
+__all__ = ["open_dataset", "open_where", "to_icechunk"]
 
 
 async def to_icechunk(
@@ -76,10 +84,10 @@ async def to_icechunk(
             session.discard_fork(fork)
 
 
-def _source(fork: AsyncForkSession) -> Source:
-    """Return how workers in other processes open the repository of a fork."""
-    assert fork.origin is not None  # every session of a repository has one
-    return Source.of(fork.origin)
+def _source(session: AnySession) -> Source:
+    """Return how other processes, and the blocking facade, open the repository of a session."""
+    assert session.origin is not None  # every session of a repository has one
+    return Source.of(session.origin)
 
 
 async def open_dataset(session: Session, group: str | None = None, **kwargs: Any) -> xarray.Dataset:
@@ -103,3 +111,66 @@ async def open_dataset(session: Session, group: str | None = None, **kwargs: Any
         **kwargs,
     )
     return await anyio.to_thread.run_sync(opening)
+
+
+async def open_where(
+    session: Session, conditions: str, *, group: str | None = None, **kwargs: Any
+) -> xarray.DataArray:
+    """Return the values that fulfil conditions, and missing values elsewhere, as a lazy array.
+
+    `icechunk_async.sync.xarray.open_where` for asyncio: ``await found.isel(time=0).load_async()``
+    reads only the chunks that statistics (`Repository.analyze`) and coordinates leave open. Other
+    ways to its values, such as ``found.values``, read as well, and block.
+
+    Args:
+        session: any session; it must be open while values are read.
+        conditions: as for `Session.where`, such as ``"t2m > 320 and lat > 60"``.
+        group: path of the group; the root if None.
+        kwargs: for ``xarray.open_dataset``, but ``chunks``; times are not decoded in conditions.
+
+    Returns:
+        An array with the coordinates of the group; integers become floats, for values that are
+        missing.
+
+    Raises:
+        FileNotFoundError: there is no such group.
+        InvalidInputError: a condition cannot be understood, or has no order to compare.
+        NodeNotFoundError: there is no such array.
+
+    Cancellation: no effect, also while values are read.
+
+    Cost: opens the group; each access as `Session.where`, and one request for each chunk of the
+    array that holds a match. Memory: the part that is asked for.
+    """
+    check_lazy(kwargs)
+    dataset = await open_dataset(session, group, chunks=None, **kwargs)
+    name = queried_name(dataset, conditions)
+    return lazy_array(
+        dataset, name, _AwaitedSelected(session, conditions, group or "/", dataset.variables[name])
+    )
+
+
+class _AwaitedSelected(Selected):
+    """Selected cells that a session of asyncio reads; those who block get them by the facade."""
+
+    def __init__(
+        self, session: Session, conditions: str, group: str, variable: xarray.Variable
+    ) -> None:
+        handle = SessionHandle(RepositoryHandle(_source(session)), session)
+        super().__init__(BlockingSession(handle), conditions, group, variable)
+        self._native = session
+
+    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
+        """Read a part."""
+        return await indexing.async_explicit_indexing_adapter(
+            key, self.shape, indexing.IndexingSupport.BASIC, self._read_async
+        )
+
+    async def _read_async(self, key: tuple[Any, ...]) -> Any:
+        part = Part(key, self.variable)
+        if part.found.size:
+            found = await self._native.where(self.conditions, group=self.group, region=part.region)
+            async for cells in found:
+                values = await self.variable[cells.box].load_async()
+                part.place(cells, values.to_numpy())
+        return part.result()

@@ -172,8 +172,8 @@ class Grid:
 
     def parts(
         self, masks: Sequence[npt.NDArray[np.bool_] | None], max_rows: int
-    ) -> list[tuple[Box, ...]]:
-        """Return groups of boxes, each for one partition.
+    ) -> Iterator[tuple[Box, ...]]:
+        """Return groups of boxes, each for one partition, made one by one.
 
         Args:
             masks: for each dimension the indices that may match; None for all.
@@ -186,7 +186,7 @@ class Grid:
         parts = (
             part for box in boxes_of(spans) for part in cut(box, self.chunks, max_rows, self.breaks)
         )
-        return list(grouped(parts, max_rows))
+        return grouped(parts, max_rows)
 
 
 def runs(mask: npt.NDArray[np.bool_]) -> list[Span]:

@@ -264,8 +264,8 @@ class _Table:
             whole = [it for it in columns if it.variable and set(it.dims) == set(self.shape.dims)]
             kept = chunk_mask(self.source.session(), plan, filtered, whole) if whole else None
         if kept is None:
-            return plan.parts(self.fragment_bytes)
-        return plan.parts_of_chunks(kept, self.fragment_bytes)
+            return list(plan.parts(self.fragment_bytes))
+        return list(plan.parts_of_chunks(kept, self.fragment_bytes))
 
     def _coordinates(self, dim: str, span: Span) -> pa.Array[Any]:
         return dimension_values(self.dataset, self.shape.column(dim), span, self.source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from icechunk_async.arrow.boxes import Grid, cut, grouped
 from icechunk_async.arrow.table import Cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -53,16 +54,21 @@ class RowPlan:
         """Return for each dimension which indices of a box are needed; None for all."""
         return [self.keep(axis, span) for axis, span in enumerate(box)]
 
-    def parts(self, most_bytes: int) -> list[tuple[Box, ...]]:
+    def parts(self, most_bytes: int) -> Iterator[tuple[Box, ...]]:
         """Return groups of boxes of whole chunks, each of about `most_bytes` or one chunk."""
         whole = tuple((0, length) for length in self.grid.shape)
         return self.grid.parts(self.masks(whole), max(1, most_bytes // self.width))
 
-    def parts_of_chunks(self, kept: Mask, most_bytes: int) -> list[tuple[Box, ...]]:
+    def least_parts(self, most_bytes: int) -> int:
+        """Return the least number of groups that `parts` makes if every cell is needed."""
+        most = max(1, most_bytes // self.width, prod(self.grid.chunks))
+        return -(-prod(self.grid.shape) // most)
+
+    def parts_of_chunks(self, kept: Mask, most_bytes: int) -> Iterator[tuple[Box, ...]]:
         """Return groups of boxes of the chunks of a mask, as `parts` does of all."""
         most = max(1, most_bytes // self.width)
         boxes = self.grid.boxes_of_chunks(kept)
-        return list(grouped((it for box in boxes for it in cut(box, self.grid.chunks, most)), most))
+        return grouped((it for box in boxes for it in cut(box, self.grid.chunks, most)), most)
 
     def rows(self, boxes: Iterable[Box]) -> Generator[pa.RecordBatch]:
         """Return the rows of boxes in batches, in C order within each box.

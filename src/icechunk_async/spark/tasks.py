@@ -8,6 +8,7 @@ twice, so the work of a task must be harmless to repeat.
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from icechunk_async._runtime.progress import Progress, no_progress
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JobReport",
+    "check_result_size",
     "columns_of",
+    "default_files",
     "default_tasks",
     "reported",
     "run_job",
@@ -41,6 +45,12 @@ __all__ = [
 
 _POLL_SECONDS: Final = 0.2
 _TASKS_PER_CORE: Final = 4
+_SCANS_PER_CORE: Final = 16
+_MOST_FILES: Final = 50
+_BYTES_A_CHUNK: Final = 25
+_RESULT_SIZE: Final = "spark.driver.maxResultSize"
+_SIZE: Final = re.compile(r"(\d+)([kmgtp]?)b?")
+_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 _TYPES: Final = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -75,6 +85,38 @@ def total_cores(spark: SparkSession) -> int:
 def default_tasks(spark: SparkSession, pieces: int) -> int:
     """Return the number of tasks for some pieces: one each, at most four per core."""
     return max(1, min(pieces, total_cores(spark) * _TASKS_PER_CORE))
+
+
+def default_files(spark: SparkSession, files: int) -> int:
+    """Return the number of files that a task scans: 50 at most, for sixteen tasks for each core.
+
+    A task costs Spark tens of milliseconds, as much as a small file; so many that a large file
+    keeps no core waiting for long.
+    """
+    return max(1, min(_MOST_FILES, files // (total_cores(spark) * _SCANS_PER_CORE)))
+
+
+def check_result_size(spark: SparkSession, chunks: int) -> None:
+    """Refuse a job whose results Spark would not bring to the driver, before it runs.
+
+    Args:
+        spark: the session, which knows the bound.
+        chunks: chunks that the tasks write; for each up to 25 bytes come back.
+
+    Raises:
+        InvalidInputError: the results could pass `spark.driver.maxResultSize`.
+    """
+    text = (spark.conf.get(_RESULT_SIZE, None) or "1g").strip().lower()
+    match = _SIZE.fullmatch(text)
+    bound = 0 if match is None else int(match[1]) << _SHIFTS[match[2]]
+    wanted = chunks * _BYTES_A_CHUNK
+    if bound and wanted > bound:  # 0 is no bound
+        raise InvalidInputError(
+            f"The job would compute {chunks} chunks, whose references are up to {wanted} bytes, "
+            f"and {_RESULT_SIZE} is {text}: Spark would throw the results away at the end. Start "
+            f"Spark with a {_RESULT_SIZE} of {-(-wanted >> 20)}m or more, and as much memory of "
+            "the driver; or make chunks larger, or write in several commits with write_region."
+        )
 
 
 def shares[T](items: Sequence[T], count: int) -> list[tuple[T, ...]]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.sync.session import ForkSession, Session
     from icechunk_async.zarr.datasets import Lazy, Mode, Region
+    from icechunk_async.zarr.queries.selection import SelectedCells
 
 __all__ = ["open_dataset", "open_where", "to_icechunk", "write_lazy"]
 
@@ -161,27 +162,48 @@ def open_where(
     Cost: opens the group; each access as `Session.where`, and one request for each chunk of the
     array that holds a match. Memory: the part that is asked for.
     """
+    check_lazy(kwargs)
+    dataset = open_dataset(session, group=group, chunks=None, **kwargs)
+    with translated():
+        name = queried_name(dataset, conditions)
+    variable = dataset.variables[name]
+    return lazy_array(dataset, name, Selected(session, conditions, group or "/", variable))
+
+
+def check_lazy(kwargs: Mapping[str, Any]) -> None:
+    """Raise InvalidInputError if arguments ask for arrays of Dask."""
     if "chunks" in kwargs:
         raise InvalidInputError(
             "The array is lazy without Dask. Leave 'chunks' out, and call '.chunk()' on the result."
         )
-    dataset = open_dataset(session, group=group, chunks=None, **kwargs)
-    with translated():
-        names = list(dict.fromkeys(it.column for it in parse_where(conditions, "The condition")))
-        for name in names:
-            if name not in dataset.variables:
-                raise NodeNotFoundError(
-                    f"A condition is about {name!r}, and the group has no such array. It has "
-                    f"{', '.join(map(str, dataset.variables))}.",
-                    path=name,
-                )
-        if not names:
-            raise InvalidInputError(
-                'There is no condition. Give at least one, such as "t2m > 320 and lat > 60".'
+
+
+def queried_name(dataset: xarray.Dataset, conditions: str) -> str:
+    """Return the name of the array, of those that conditions name, with the most axes.
+
+    Raises:
+        InvalidInputError: there is no condition, or one cannot be understood.
+        NodeNotFoundError: there is no such array.
+    """
+    names = list(dict.fromkeys(it.column for it in parse_where(conditions, "The condition")))
+    for name in names:
+        if name not in dataset.variables:
+            raise NodeNotFoundError(
+                f"A condition is about {name!r}, and the group has no such array. It has "
+                f"{', '.join(map(str, dataset.variables))}.",
+                path=name,
             )
-    name = max(names, key=lambda it: dataset.variables[it].ndim)
+    if not names:
+        raise InvalidInputError(
+            'There is no condition. Give at least one, such as "t2m > 320 and lat > 60".'
+        )
+    return max(names, key=lambda it: dataset.variables[it].ndim)
+
+
+def lazy_array(dataset: xarray.Dataset, name: str, selected: Selected) -> xarray.DataArray:
+    """Return selected cells of an array as an array with the coordinates of its dataset."""
     variable = dataset.variables[name]
-    lazy = indexing.LazilyIndexedArray(_Selected(session, conditions, group or "/", variable))
+    lazy = indexing.LazilyIndexedArray(selected)
     coords = {it: at for it, at in dataset.coords.items() if set(at.dims) <= set(variable.dims)}
     coords.pop(name, None)
     return xarray.DataArray(
@@ -189,40 +211,63 @@ def open_where(
     )
 
 
-class _Selected(BackendArray):
+class Part:
+    """A part of an array that is filled with the cells that fulfil conditions.
+
+    Attributes:
+        region: the part as slices without steps, which conditions are asked for.
+        found: its cells, missing until they are placed.
+    """
+
+    def __init__(self, key: tuple[Any, ...], variable: xarray.Variable) -> None:
+        """Steps, and axes of a single place, are taken from the part around it."""
+        spans: list[slice] = []
+        inner: list[Any] = []
+        for it, length in zip(key, variable.shape, strict=True):
+            places = range(length)[it] if isinstance(it, slice) else range(it, it + 1)
+            spans.append(slice(min(places), max(places) + 1) if places else slice(0, 0))
+            inner.append(slice(None, None, places.step) if isinstance(it, slice) else 0)
+        dtype, missing = dtypes.maybe_promote(variable.dtype)
+        self.region = tuple(spans)
+        self.found = np.full([it.stop - it.start for it in spans], missing, dtype)
+        self._inner = tuple(inner)
+
+    def place(self, cells: SelectedCells, values: Any) -> None:
+        """Place the values of a box where its cells fulfil the conditions."""
+        corner = zip(cells.box, self.region, strict=True)
+        box = [slice(b.start - s.start, b.stop - s.start) for b, s in corner]
+        place: tuple[Any, ...] = (*box, ...)
+        part = self.found[place]  # a view, also where there are no axes
+        part[cells.mask] = values[cells.mask]
+
+    def result(self) -> Any:
+        """Return the cells that the key names."""
+        return self.found[self._inner]
+
+
+class Selected(BackendArray):
     """The cells of a variable that fulfil conditions, read part by part."""
 
     def __init__(
         self, session: Session, conditions: str, group: str, variable: xarray.Variable
     ) -> None:
+        """Read from a session when values are asked for."""
         self.shape = variable.shape
-        self.dtype, self._missing = dtypes.maybe_promote(variable.dtype)
-        self._session = session
-        self._conditions = conditions
-        self._group = group
-        self._variable = variable
+        self.dtype, _ = dtypes.maybe_promote(variable.dtype)
+        self.session = session
+        self.conditions = conditions
+        self.group = group
+        self.variable = variable
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        """Read a part; blocks."""
         return indexing.explicit_indexing_adapter(
             key, self.shape, indexing.IndexingSupport.BASIC, self._read
         )
 
     def _read(self, key: tuple[Any, ...]) -> Any:
-        """Return a part; steps, and axes of a single place, are taken from the part around it."""
-        spans: list[slice] = []
-        inner: list[Any] = []
-        for it, length in zip(key, self.shape, strict=True):
-            places = range(length)[it] if isinstance(it, slice) else range(it, it + 1)
-            spans.append(slice(min(places), max(places) + 1) if places else slice(0, 0))
-            inner.append(slice(None, None, places.step) if isinstance(it, slice) else 0)
-        found = np.full([it.stop - it.start for it in spans], self._missing, self.dtype)
-        if found.size:
-            region = tuple(spans)
-            for cells in self._session.where(self._conditions, group=self._group, region=region):
-                values = self._variable[cells.box].to_numpy()
-                corner = zip(cells.box, spans, strict=True)
-                box = [slice(b.start - s.start, b.stop - s.start) for b, s in corner]
-                place: tuple[Any, ...] = (*box, ...)
-                part = found[place]  # a view, also where there are no axes
-                part[cells.mask] = values[cells.mask]
-        return found[tuple(inner)]
+        part = Part(key, self.variable)
+        if part.found.size:
+            for cells in self.session.where(self.conditions, group=self.group, region=part.region):
+                part.place(cells, self.variable[cells.box].to_numpy())
+        return part.result()

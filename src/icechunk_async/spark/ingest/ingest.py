@@ -30,7 +30,7 @@ from icechunk_async.spark.ingest.write import (
     write_groups,
 )
 from icechunk_async.spark.shared import SharedRepository
-from icechunk_async.spark.tasks import run_job
+from icechunk_async.spark.tasks import default_files, run_job
 from icechunk_async.spark.write.publish import Published, publish
 from icechunk_async.sync import Repository
 from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
@@ -158,7 +158,7 @@ def ingest_virtual(
     guard: Guard = "auto",
     grib_codec: Mapping[str, Any] | None = None,
     on_error: Literal["report", "fail"] = "report",
-    files_per_task: int = 1,
+    files_per_task: int | None = None,
     message: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     rebase_with: ConflictSolver | None = None,
@@ -194,7 +194,8 @@ def ingest_virtual(
             that of the package `gribberish`.
         on_error: leave out files that cannot be read (`"report"`), or commit nothing
             (`"fail"`).
-        files_per_task: files of one task; increase it for very many small files.
+        files_per_task: files of one task; by default one if there are few, and up to 50 if there
+            are many for each core. Give 1 if each file takes minutes to scan.
         message: message of the commit.
         metadata: properties of the commit.
         rebase_with: decides conflicts with commits made since the start.
@@ -213,7 +214,7 @@ def ingest_virtual(
     references one for each object that they refer to. The driver holds all new references in
     columns, about 30 bytes each.
     """
-    if files_per_task < 1:
+    if files_per_task is not None and files_per_task < 1:
         raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
     files, kind = _of_tiledb(files, kind)
     loaded = None if load is None else tuple(load)
@@ -312,7 +313,7 @@ class _Ingest:
     session: Session
     group: str
     options: ScanOptions
-    files_per_task: int
+    files_per_task: int | None
     progress: ProgressCallback | None
     template: Template | None = None
     """The arrays to which files were concatenated before."""
@@ -373,7 +374,7 @@ class _Ingest:
 
     def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
         """Scan files that have no entry or changed since; return the result for each location."""
-        size = self.files_per_task
+        size = self.files_per_task or default_files(self.spark, len(wanted))
         files = [(location, None if it is None else it.stamp) for location, it in wanted]
         parts = [
             FileWork(self.options, tuple(files[start : start + size]))

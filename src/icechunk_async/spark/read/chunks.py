@@ -14,6 +14,7 @@ from icechunk_async.arrow.boxes import cut, grouped
 from icechunk_async.arrow.table import path_of, values_of
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
+from icechunk_async.spark.read.bounds import few
 from icechunk_async.spark.read.opened import arrays_of, open_group
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
             )
     loads = not LOADED.isdisjoint(schema.names)
     planned: list[tuple[str, tuple[Box, ...]]] = []
+    least = 0
     for name in options.arrays or arrays:
         array = arrays[name]
         sizes = chunk_shape(array)
@@ -141,7 +143,8 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
         box = tuple((0, count) for count in grid)
         breaks = _breaks(options, [name]) if grid else ()
         cuts = cut(box, (1,) * len(grid), most, breaks)
-        planned += [(name, boxes) for boxes in grouped(cuts, most)]
+        least += -(-prod(grid) // most)
+        planned += [(name, boxes) for boxes in few(grouped(cuts, most), least)]
     return planned
 
 

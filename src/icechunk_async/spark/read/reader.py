@@ -24,6 +24,7 @@ from icechunk_async.arrow.table import (
 )
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.read import chunks as chunk_rows
+from icechunk_async.spark.read.bounds import few
 from icechunk_async.spark.read.opened import open_group
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter, possible
 from icechunk_async.sync.bridge.portal import run
@@ -193,6 +194,9 @@ class IcechunkReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan the partitions.
 
+        Raises:
+            InvalidInputError: there would be more than a million.
+
         Cost: reads coordinates with conditions, and no other array; statistics of chunks and the
         manifests of arrays with conditions.
         """
@@ -207,7 +211,12 @@ class IcechunkReader(DataSourceReader):
             check_type(column, self.schema.field(column.name).type)
         kept = self._by_statistics(plan)
         most = self.options.partition_bytes
-        parts = plan.parts(most) if kept is None else plan.parts_of_chunks(kept, most)
+        if kept is not None:
+            parts = few(plan.parts_of_chunks(kept, most))
+        elif self.options.where or self.predicates:
+            parts = few(plan.parts(most))
+        else:
+            parts = few(plan.parts(most), plan.least_parts(most))
         self._report(plan.grid, parts)
         return [Part(boxes) for boxes in parts]
 

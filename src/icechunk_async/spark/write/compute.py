@@ -11,7 +11,7 @@ import zarr
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.grid.chunks import ChunkGrid, check_disjoint, share
 from icechunk_async.spark.shared import open_array
-from icechunk_async.spark.tasks import default_tasks
+from icechunk_async.spark.tasks import check_result_size, default_tasks
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.spark.write.publish import Published, is_published
 from icechunk_async.sync import Repository
@@ -125,7 +125,8 @@ def map_chunks(
             four for each core.
 
     Raises:
-        InvalidInputError: axes of an input cannot be matched.
+        InvalidInputError: axes of an input cannot be matched, or there are more chunks than
+            `spark.driver.maxResultSize` has room for at 25 bytes each; no task ran.
         ContainsArrayError: the array to create exists.
         ConflictError: another writer was first and `rebase_with` did not settle it, or another
             writer changed an input that was read from the branch.
@@ -137,6 +138,7 @@ def map_chunks(
     if is_published(repo, branch, transaction):  # first: an array that it created exists
         return Published(repo.lookup_branch(branch), committed=False)
     write, grid, path = _begin(repo, output, branch)
+    check_result_size(spark, grid.chunks)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
     count = tasks or default_tasks(spark, grid.chunks)
 

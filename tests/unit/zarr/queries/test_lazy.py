@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio.to_thread
 import numpy as np
 import pytest
 import xarray as xr
 
+from icechunk_async import Repository as AsyncRepository
 from icechunk_async.errors import IcechunkError
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import open_dataset, open_where, to_icechunk
+from icechunk_async.xarray import open_where as async_open_where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +66,27 @@ def test_values_are_those_that_xarray_selects(
     found = open_where(session, f"{name} > 50 and lat > 0")
     assert_equal(found.isel(part), wanted.isel(part))
     assert found.attrs == whole[name].attrs
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_asyncio_awaits_the_same_values(
+    session: Session, tmp_path: Path, part: dict[str, Any]
+) -> None:
+    """From few chunks; the others are gone. What blocks gets them as well."""
+    whole = await anyio.to_thread.run_sync(lambda: open_dataset(session, chunks=None).load())
+    wanted = whole.t.where((whole.t >= 215) & (whole.lat > 0)).isel(part)
+    async with AsyncRepository.open(tmp_path / "r") as repository:
+        native = await repository.readonly_session("main")
+        for at in range(5):
+            handle: Any = await native.workspace.find_chunk("/t", (at, 0))
+            (tmp_path / "r" / "chunks" / str(handle.ref.chunk_id)).unlink()
+        found = await async_open_where(native, "t >= 215 and lat > 0")
+        assert_equal(await found.isel(part).load_async(), wanted)
+        assert_equal(await anyio.to_thread.run_sync(found.isel(part).load), wanted)
+        with pytest.raises(IcechunkError, match=r"about 'x', and the group has no such array"):
+            await async_open_where(native, "x > 1")
+        with pytest.raises(IcechunkError, match="lazy without Dask"):
+            await async_open_where(native, "t > 1", chunks={})
 
 
 def test_chunks_without_a_match_are_not_read(session: Session, tmp_path: Path) -> None:
