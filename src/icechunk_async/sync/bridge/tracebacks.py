@@ -32,8 +32,9 @@ __all__ = ["Shortened", "managed", "shown_cause"]
 _VARIABLE: Final = "ICECHUNK_ASYNC_FULL_TRACEBACK"
 _LIBRARIES: Final = sys.stdlib_module_names | {
     *("adlfs", "aiobotocore", "aiohappyeyeballs", "aiohttp", "azure", "botocore", "fsspec"),
-    *("gcsfs", "google", "obstore", "requests", "urllib3"),
-    *("anyio", "numcodecs", "numpy", "tenacity", "virtualizarr", "xarray", "zarr"),
+    *("gcsfs", "google", "obstore", "opentelemetry", "requests", "urllib3"),
+    *("aiofiles", "anyio", "flatbuffers", "msgpack", "numcodecs", "numpy", "tenacity"),
+    *("virtualizarr", "xarray", "yaml", "zarr", "zstandard"),
 }
 """Packages whose frames are not the caller's: those that call us, or that we call.
 

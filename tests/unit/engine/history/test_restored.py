@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async import Repository
-from icechunk_async.errors import SnapshotNotFoundError
+from icechunk_async.errors import RepositoryNotFoundError, SnapshotNotFoundError
 from icechunk_async.storage import open_storage
 from tests.helpers import make_array, memory_url, objects, write
 from tests.without_updates import NUMBERED
@@ -21,6 +21,18 @@ async def _commit(repository: Repository, message: str) -> SnapshotId:
     session = await repository.writable_session("main")
     await write(session, "a/c/0", message.encode())
     return await session.commit(message)
+
+
+async def test_a_commit_to_a_place_that_was_emptied_says_that_the_repository_is_gone() -> None:
+    """As reading does, and nothing is published; in format 1 the branch is gone."""
+    url = memory_url()
+    async with open_storage(url) as storage, Repository.create(url) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (2,), (1,))
+        await _replace(storage, {})
+        with pytest.raises(RepositoryNotFoundError, match="was removed"):
+            await session.commit("too late")
+        assert "repo" not in await objects(storage)
 
 
 async def _replace(storage: Storage, contents: dict[str, bytes]) -> None:

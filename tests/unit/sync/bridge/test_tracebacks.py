@@ -288,6 +288,22 @@ def test_every_package_of_the_distribution_is_left_out() -> None:
     assert {Path(it).name for it in wheel["packages"]} == tracebacks._OURS  # pyright: ignore[reportPrivateUsage]
 
 
+def test_every_package_that_storages_need_is_left_out() -> None:
+    """Those that come with the library, and with the extras of its backends and for telemetry."""
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    extras = project["optional-dependencies"]
+    chosen = ("s3", "gcs", "azure", "http", "obstore", "fsspec", "telemetry")
+    needed = [*project["dependencies"], *(it for name in chosen for it in extras[name])]
+    named = {
+        "google-crc32c": "google",
+        "opentelemetry-api": "opentelemetry",
+        "pyyaml": "yaml",
+    }
+    packages = {it.partition(">=")[0] for it in needed}
+    assert {named.get(it, it) for it in packages} <= tracebacks._LIBRARIES  # pyright: ignore[reportPrivateUsage]
+
+
 def _callers_function() -> None:
     raise KeyError("of the caller")
 

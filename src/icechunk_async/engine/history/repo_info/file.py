@@ -223,8 +223,8 @@ class RepoInfoFile:
         """Copy the object that is about to be replaced; return whether it was still that one."""
         try:
             await self._storage.copy(REPO_INFO, backup_key(name), if_version=seen.version)
-        except (PreconditionFailedError, OutcomeUnknownError):
-            return False
+        except (ObjectNotFoundError, PreconditionFailedError, OutcomeUnknownError):
+            return False  # where it is gone, the next look says that the repository was removed
         return True
 
     async def _write(self, info: RepoInfo, seen: Seen) -> Seen:
