@@ -23,7 +23,7 @@ from aiofiles.os import wrap  # type: ignore[import-untyped, unused-ignore]
 from icechunk_async.errors import StorageClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from icechunk_async.storage import Data
 
@@ -68,17 +68,42 @@ class Lane:
 
         Cancellation: ``work`` is not started, or runs to its end and its result is dropped.
         """
+        result: R = await self._begin([work])[0].future
+        return result
+
+    async def run_each[R](self, works: Sequence[Callable[[], R]]) -> list[R]:
+        """Return what each of ``works`` returns, called as `run` calls it.
+
+        Raises: as `run`, and the first error of any, when all have ended.
+
+        Cancellation: those that did not begin are not started; results are dropped.
+        """
+        if not works:
+            return []
+        futures = [call.future for call in self._begin(works)]
+        try:
+            await asyncio.wait(futures)
+        finally:
+            for future in futures:
+                future.cancel()  # if this wait was cancelled; else it has a result
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
+
+    def _begin(self, works: Iterable[Callable[[], Any]]) -> list[_Call]:
+        """Let calls travel with others of this turn."""
         self.used = True
         loop = asyncio.get_running_loop()
-        call = _Call(work, loop.create_future())
+        calls = [_Call(work, loop.create_future()) for work in works]
         with self._turns_lock:
             turn = self._turns.setdefault(loop, [])
-        turn.append(call)  # only this loop's thread uses the list
-        if len(turn) == 1:
-            # Runs after every task that is ready now, so that their calls travel with this one.
+        is_first = not turn
+        turn += calls  # only this loop's thread uses the list
+        if is_first:
+            # Runs after every task that is ready now, so that their calls travel with these.
             loop.call_soon(self._flush, turn)
-        result: R = await call.future
-        return result
+        return calls
 
     async def hop[R](self, work: Callable[[], R]) -> R:
         """Return ``work()``, called on a thread by itself: for work that may take long.

@@ -88,6 +88,83 @@ async def test_puts_of_one_turn_share_a_hop(tmp_path: Path, hops: Counter[str]) 
         assert hops["jobs"] <= 20
 
 
+async def test_deletions_of_a_quick_disk_share_a_hop(tmp_path: Path, hops: Counter[str]) -> None:
+    """Threads would only compete for the interpreter."""
+    async with open_storage(tmp_path, durability="none") as storage:
+        keys = [f"chunks/{number}" for number in range(100)]
+        await bounded_map(lambda key: storage.put(key, b"x"), keys, limit=100)
+        hops.clear()
+        assert not await storage.delete([*keys, "chunks/missing"])
+        assert (hops["jobs"], hops["callbacks"]) == (1, 1)
+        assert [entry async for entry in storage.list_prefix()] == []
+
+
+async def test_deletions_that_wait_for_the_disk_are_shared_by_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ext4 each waits some milliseconds, and several at once hardly longer."""
+    monkeypatch.setattr(Lane, "patience_seconds", 0)
+    monkeypatch.setattr("icechunk_async_local.batching._SLOW_CALL_SECONDS", 0)
+    threads: set[int] = set()
+    both = threading.Event()
+    unlink = os.unlink
+
+    def slow(name: Any, *, dir_fd: int | None = None) -> None:
+        threads.add(threading.get_ident())
+        if len(threads) == 2:
+            both.set()
+        if int(name) >= 32:  # deleted when the first groups have shown how slow it is
+            assert both.wait(20)
+        unlink(name, dir_fd=dir_fd)
+
+    async with open_storage(tmp_path, durability="none") as storage:
+        keys = [f"chunks/{number}" for number in range(100)]
+        await bounded_map(lambda key: storage.put(key, b"x"), keys, limit=100)
+        monkeypatch.setattr(os, "unlink", slow)
+        assert not await storage.delete(keys)
+        assert len(threads) >= 2
+        assert [entry async for entry in storage.list_prefix()] == []
+
+
+async def test_each_of_several_calls_ends_before_an_error_of_one(lane: Lane) -> None:
+    """And the error of another is not left behind unseen."""
+    ended: list[int] = []
+
+    def call(number: int) -> int:
+        ended.append(number)
+        if number in (1, 2):
+            raise OSError(number)
+        return number
+
+    with pytest.raises(OSError, match="1"):
+        await lane.run_each([partial(call, number) for number in range(4)])
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert await lane.run_each([partial(call, number) for number in (7, 8)]) == [7, 8]
+    assert await lane.run_each(list[partial[int]]()) == []
+    gc.collect()  # would tell of errors that nobody looked at
+
+
+async def test_of_several_calls_those_that_did_not_begin_are_cancelled(lane: Lane) -> None:
+    """Those that began end; results are dropped."""
+    begun, released = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    later: list[int] = []
+
+    def first() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert released.wait(20)
+
+    works: list[Callable[[], object]] = [first, *(partial(later.append, it) for it in range(3))]
+    task = asyncio.create_task(lane.run_each(works))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    released.set()
+    assert await lane.run(lambda: 5) == 5  # after the others in the queue
+    assert later == []
+
+
 async def test_each_operation_is_one_hop(tmp_path: Path, hops: Counter[str]) -> None:
     """However many system calls it takes; a listing is one hop for a thousand entries."""
     async with open_storage(tmp_path) as storage:
