@@ -72,7 +72,7 @@ class Lane:
         return result
 
     async def run_each[R](self, works: Sequence[Callable[[], R]]) -> list[R]:
-        """Return what each of ``works`` returns, called as `run` calls it.
+        """Call each of ``works`` as `run` does; return their results in order.
 
         Raises: as `run`, and the first error of any, when all have ended.
 
