@@ -2,7 +2,7 @@
 
 An extension of griffe, which reads the source for mkdocstrings and runs nothing: what
 `icechunk_async.sync.bridge.pairs` does with docstrings when the library is imported is done here
-for the pages.
+for the pages. And data classes that are made late have the arguments of any data class.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ __all__ = ["SharedText"]
 _FACADE: Final = "sync"
 _TWIN: Final = re.compile(r"twin_of\((\w+)\.(\w+)\)$")
 _BEFORE_CODE: Final = re.compile(r"::(?=\n\n {4})")
+_LATE: Final = "icechunk_async._runtime.dataclasses.dataclass"
+_KNOWN: Final = "dataclasses.dataclass"
 _ASKED: Final = re.compile(r"asked\((\w+)\.(\w+)\)$")
 
 
@@ -32,6 +34,7 @@ class SharedText(griffe.Extension):
         for one in _all(pkg):
             if one.docstring is not None:
                 one.docstring.value = as_markdown(one.docstring.value)
+            _name_decorator(one)
         for cls in _classes(pkg.members.get(_FACADE)):
             for member in list(cls.members.values()):
                 if isinstance(member, griffe.Function):
@@ -51,6 +54,17 @@ def as_markdown(text: str) -> str:
     The block itself is indented, in Markdown as in reStructuredText.
     """
     return _BEFORE_CODE.sub(":", text)
+
+
+def _name_decorator(found: griffe.Object) -> None:
+    """Let data classes be known to griffe's own extension, which adds their parameters."""
+    decorator = found.members.get("dataclass")
+    if isinstance(decorator, griffe.Alias) and decorator.target_path == _LATE:
+        decorator.target_path = _KNOWN
+    if isinstance(found, griffe.Class) and any(
+        getattr(it.value, "canonical_path", "") == _KNOWN for it in found.decorators
+    ):
+        found.labels.add("dataclass")
 
 
 def _all(found: griffe.Object) -> Iterator[griffe.Object]:

@@ -17,11 +17,12 @@ Values of this module are made by `Repository.propose`, `proposal` and `proposal
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history import check_online, state_for
 from icechunk_async.engine.history.merged import PROPERTY
 from icechunk_async.engine.history.settings import protections_in

@@ -6,7 +6,7 @@ import logging
 import warnings
 import weakref
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import Held, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history import (
     Expiration,
     FeatureFlag,

@@ -6,11 +6,12 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, overload
 
 import anyio
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.merge import check_fits

@@ -17,11 +17,12 @@ drafts of URL pipelines, is read as well, and so is a last step ``|zarr3:surface
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Self
 from urllib.parse import quote, unquote
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, InvalidURLError
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.ids import SnapshotId

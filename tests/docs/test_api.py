@@ -12,6 +12,7 @@ import pytest
 
 import icechunk_async
 from icechunk_async import sync
+from icechunk_async.storage.protocol import Version
 from tests.docs.run_page import REPOSITORY
 
 _PAGES = REPOSITORY / "docs" / "reference" / "api"
@@ -106,3 +107,10 @@ def test_code_in_docstrings_is_shown_without_a_second_colon() -> None:
     for module in ("urls", "proposals", "tiledb", "sync.tiledb", "spark"):
         assert "::\n\n" in (import_module(f"icechunk_async.{module}").__doc__ or "")
         assert "::\n\n" not in shown_package()[module].docstring.value
+
+
+def test_data_classes_show_their_parameters() -> None:
+    """Also those whose methods are made when they are used: no source says what they take."""
+    shown = shown_package()["storage.protocol.Version"]
+    assert [it.name for it in shown.parameters] == ["self", *inspect.signature(Version).parameters]
+    assert "dataclass" in shown.labels

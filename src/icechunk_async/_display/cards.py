@@ -6,12 +6,12 @@ made: drawing one never asks a storage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._display.pages import literal
 from icechunk_async._runtime.clock import from_us
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
 
 if TYPE_CHECKING:

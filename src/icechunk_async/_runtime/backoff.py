@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 
 __all__ = ["Backoff", "Courtesy"]
 

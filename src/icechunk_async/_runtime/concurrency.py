@@ -11,11 +11,13 @@ import logging
 import threading
 from collections.abc import Sized
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 from weakref import WeakKeyDictionary
 
 import anyio
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 __all__ = ["Progress", "ProgressCallback", "no_progress"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Self
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow.boxes import num_rows
 from icechunk_async.arrow.guarantees import Filtered, axis_mask, chunk_mask, known_values
 from icechunk_async.arrow.rows import RowPlan, grid_of

@@ -7,7 +7,6 @@ stay may hold rows that the filter drops, never the other way round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
@@ -18,6 +17,7 @@ import xarray
 from xarray.conventions import decode_cf_variable
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow.table import (
     path_of,
     stored_attributes,

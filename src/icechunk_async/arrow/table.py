@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
@@ -17,6 +16,7 @@ from xarray.backends.zarr import FillValueCoder
 from xarray.coders import CFDatetimeCoder
 from xarray.core import indexing
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.errors import (
     InvalidInputError,

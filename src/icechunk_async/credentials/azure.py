@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Newest, Refresher, check_end, check_fresh
 
 if TYPE_CHECKING:

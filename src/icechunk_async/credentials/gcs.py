@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Newest, Refresher, check_end, check_fresh
 from icechunk_async.errors import InvalidInputError
 

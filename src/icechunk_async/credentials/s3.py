@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Newest, Refresher, check_end, check_fresh
 from icechunk_async.errors import InvalidInputError
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
 from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Refresher, check_end, check_fresh, is_good
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast, runtime_checkable
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast, runtime_chec
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import Background, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.places import Places
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.engine.commit.turns import Writers

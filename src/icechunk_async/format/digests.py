@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.layout import manifest_key, sums_key

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import zstandard
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._version import __version__
 from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedSpecVersionError
 

@@ -10,12 +10,12 @@ place of a chunk have no row. A row that is missing is unknown, which is never a
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import StatisticsId
 from icechunk_async.format.manifest.refs import NO_ETAG, InlineChunk, Kind, VirtualChunk

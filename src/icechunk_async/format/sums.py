@@ -10,13 +10,14 @@ In memory a sum is a code of 64 bits: `KNOWN` plus the CRC-32C of the bytes, and
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import google_crc32c
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ManifestId, NodeId
 from icechunk_async.format.manifest.reading import MAX_RANK, Manifest

@@ -5,11 +5,12 @@ Spec, "Transaction logs". Chunk coordinates are columns: a commit may touch mill
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables

@@ -7,9 +7,10 @@ that is read back is the one that zarr-python would write.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, UnsupportedBySpecError
 from icechunk_async.format.elements import (
     FillError,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidMetadataError
 from icechunk_async.format.json.values import is_list, is_object, utf8
 from icechunk_async.format.manifest.reading import MAX_RANK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -13,6 +13,7 @@ import anyio
 
 from icechunk_async._display.pages import POLICY
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
 from icechunk_async.errors import IcechunkError, InvalidInputError
 from icechunk_async.gateway.access import Grants

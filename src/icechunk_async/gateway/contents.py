@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio.to_thread
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.tree.workspace import read_native
 from icechunk_async.errors import InvalidObjectKeyError, InvalidStoreKeyError, NotFoundError

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
@@ -20,6 +20,7 @@ from zarr.api.asynchronous import open_array  # pyright: ignore[reportUnknownVar
 
 from icechunk_async._display.cards import date
 from icechunk_async._display.pages import document, literal
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import IcechunkError, NotFoundError
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ published files from those of others, which are never touched.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.open import Request
 from icechunk_async.errors import (

@@ -6,10 +6,11 @@ log has the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,

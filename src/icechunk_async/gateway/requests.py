@@ -6,11 +6,11 @@ Everything in a request was written by a stranger. Sizes are bounded before anyt
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote_to_bytes
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, InvalidStoreKeyError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.storage import ByteRange, SuffixRange

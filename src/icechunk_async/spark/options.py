@@ -7,7 +7,7 @@ source* are served from it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from enum import Enum
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.spark.read.pushdown import parse_where

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import zarr
 from pyspark import TaskContext
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.since import changes_since
 from icechunk_async.engine.changes.wire import decode_fork, encode_fork

@@ -11,7 +11,7 @@ import pickle
 import re
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
@@ -19,6 +19,7 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.errors import InvalidInputError
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.storage.protocol import ByteRange
 
 if TYPE_CHECKING:

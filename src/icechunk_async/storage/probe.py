@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import os
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -23,6 +22,7 @@ import anyio
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     IcechunkError,
     ObjectNotFoundError,

@@ -7,10 +7,11 @@ A backend is any class with these methods (no base class is needed) that raises 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidObjectKeyError
 
 if TYPE_CHECKING:

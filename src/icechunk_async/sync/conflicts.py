@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Self, cast, override
 
 import anyio.to_thread
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
 from icechunk_async.engine.commit import conflicts as native
 from icechunk_async.errors import WrongTypeError

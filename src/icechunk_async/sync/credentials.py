@@ -7,10 +7,11 @@ block; it pickles by its name.
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, override
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.sync.official.display import Displayed, public
 from icechunk_async.sync.official.mirrors import to_native
 from icechunk_async.sync.official.variants import Items, Kinds, kinds

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Self, override
 
 from icechunk_async._runtime.clock import from_us
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format import operations_log as native
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.sync.official.display import Record, public

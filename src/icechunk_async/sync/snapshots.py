@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import repeat
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, overload, override
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
 from icechunk_async.engine.history.graph import AncestryGraph
 from icechunk_async.errors import FormatError

@@ -6,9 +6,9 @@ stores of the official engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import WrongTypeError
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import translated

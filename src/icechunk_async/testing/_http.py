@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

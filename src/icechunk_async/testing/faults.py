@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     IcechunkError,
     OutcomeUnknownError,

@@ -18,9 +18,10 @@ import asyncio
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, Self, assert_never
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.testing._http import (
     MAX_LINE_BYTES,
     FramingError,

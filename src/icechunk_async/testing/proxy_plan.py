@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 __all__ = [
     "AZURE_BUSY",

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.format.manifest.refs import ChunkRefs, Coordinates, Kind
 from icechunk_async.format.zarr_document import parse_document
@@ -64,7 +65,7 @@ class AppendSolver:
     """
 
     dimension: str
-    default: ConflictSolver = ConflictDetector()  # noqa: RUF009 -- it has no state
+    default: ConflictSolver = ConflictDetector()
 
     def solve(self, clash: Clash) -> Sequence[Answer] | Awaitable[Sequence[Answer]]:
         """Leave the conflicts that are no appends to the other solver."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.tree.workspace import read_ref
 from icechunk_async.engine.versions.sharing import shared_chunks
 from icechunk_async.errors import FormatError, InvalidInputError, InvalidMetadataError

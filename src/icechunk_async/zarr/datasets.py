@@ -9,7 +9,7 @@ for the caller, who knows how they are computed. Needs `xarray`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 import xarray
@@ -17,6 +17,7 @@ from xarray.backends.common import ArrayWriter
 from xarray.backends.writers import dump_to_store
 from xarray.backends.zarr import ZarrStore
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:

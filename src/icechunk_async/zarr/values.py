@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from html import escape
 from itertools import batched, product
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +13,7 @@ import numpy as np
 import zarr.api.asynchronous as za
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
 from icechunk_async.engine.versions.pictures import ChangeMap, draw_changes, html_image
 from icechunk_async.errors import (

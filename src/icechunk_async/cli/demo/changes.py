@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from zarr.api.asynchronous import open_array, open_group
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

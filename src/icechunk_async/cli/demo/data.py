@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from zarr.api.asynchronous import open_array, open_group
 from zarr.codecs import BytesCodec
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:

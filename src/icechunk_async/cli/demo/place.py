@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async import Repository
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.targets import ref_targets
 from icechunk_async.errors import AlreadyExistsError, IcechunkError
 

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from icechunk_async import Repository, RepositoryConfig
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.commands.data.contents import show_hierarchy, tree
 from icechunk_async.cli.commands.versions.history import diff, show_comparison
 from icechunk_async.cli.commands.versions.log import log, show_log

@@ -9,10 +9,11 @@ Pure: values in, values out, nothing awaits. The session guards it with a lock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.moves import Moves
 from icechunk_async.errors import NodeExistsError
 from icechunk_async.format.ids import NodeId

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.flatbuffers.writing import copy_pieces
 from icechunk_async.format.manifest.locations import merge_pools
 from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs, Kind

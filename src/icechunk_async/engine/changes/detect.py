@@ -5,10 +5,11 @@ Pure: takes a change set, a transaction log and a snapshot, and returns conflict
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.paths import ancestors
 

@@ -7,13 +7,13 @@ that several set, the last one merged stays, as in the official engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet
 from icechunk_async.errors import FormatError, InvalidMetadataError, MergeFailedError
 from icechunk_async.format.ids import NodeId

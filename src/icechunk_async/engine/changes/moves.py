@@ -7,10 +7,11 @@ effect on each node of the base. Pure.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidMoveError, NodeExistsError, NodeNotFoundError
 from icechunk_async.format.paths import ancestors
 from icechunk_async.format.transaction_log import Move

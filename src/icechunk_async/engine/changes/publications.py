@@ -13,10 +13,11 @@ Pure: values in, values out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Self
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, Deleted
 from icechunk_async.engine.changes.compare import compare_refs
 from icechunk_async.engine.changes.merge import Merger, check_fits

@@ -7,13 +7,14 @@ every value is checked, and reading never runs code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgpack
 import numpy as np
 import zstandard
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, Deleted
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.envelope import decompress

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.manifest.refs import Coordinates

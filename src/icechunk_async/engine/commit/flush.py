@@ -7,12 +7,13 @@ here is visible to other sessions: a commit stores the files and then moves a re
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, WorkingTree
 from icechunk_async.engine.changes.splitting import plan_manifests, split_sizes

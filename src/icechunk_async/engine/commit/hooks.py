@@ -9,13 +9,13 @@ import inspect
 import logging
 from collections import deque
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, error_of_others
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:

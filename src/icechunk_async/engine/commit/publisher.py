@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,7 @@ import anyio
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.detect import ConflictKind
 from icechunk_async.engine.commit.conflicts import ConflictDetector, Resolution
 from icechunk_async.errors import InvalidInputError
@@ -71,7 +72,7 @@ class PerPath:
     """
 
     solvers: Mapping[str, ConflictSolver]
-    default: ConflictSolver = ConflictDetector()  # noqa: RUF009 -- it has no state
+    default: ConflictSolver = ConflictDetector()
 
     async def solve(self, clash: Clash) -> Sequence[Answer]:
         """Ask each solver about its conflicts."""
@@ -103,7 +104,7 @@ class AttributesSolver:
         default: decides everything else.
     """
 
-    default: ConflictSolver = ConflictDetector()  # noqa: RUF009 -- it has no state
+    default: ConflictSolver = ConflictDetector()
 
     async def solve(self, clash: Clash) -> Sequence[Answer]:
         """Merge documents, and ask the other solver about the rest."""

@@ -6,11 +6,12 @@ one is always right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.files.recent import RecentFiles
 from icechunk_async.errors import (

@@ -6,9 +6,10 @@ are not loaded where only history and refs are read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.layout import EncodedSnapshot
 from icechunk_async.format import layout as keys
 from icechunk_async.format.envelope import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, UnsupportedBySpecError
 from icechunk_async.format import layout as keys
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId

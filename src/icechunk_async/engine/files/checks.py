@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import ChunkDamagedError
 from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.sums import crc_of, sum_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import UnsupportedBySpecError
 
 __all__ = ["Capabilities", "Feature"]

@@ -10,12 +10,12 @@ engine runs them, nothing but its time is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import closing, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import OutcomeUnknownError, StorageUnavailableError
 from icechunk_async.format.ids import BackupId
 from icechunk_async.format.layout import COLLECTIONS

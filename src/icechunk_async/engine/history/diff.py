@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
 from icechunk_async.format.transaction_log import TransactionLog, unique_coordinates

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from heapq import heapify, heappop, heappush
 from html import escape
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
 from icechunk_async.engine.history.merged import merged_into
 from icechunk_async.errors import SnapshotNotFoundError

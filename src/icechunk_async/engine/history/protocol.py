@@ -7,8 +7,9 @@ never asks which one it has: what a way lacks is in its `Capabilities`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

@@ -12,9 +12,9 @@ know it.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.packing import Packing
 from icechunk_async.errors import BranchProtectedError, FormatError, IcechunkError
 from icechunk_async.format.json.metadata import decode_value, encode_items

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, overload, override
 
@@ -17,6 +17,7 @@ from icechunk_async._display.versions import (
     refs_table,
 )
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.elements import element_bytes
 from icechunk_async.format.ids import SnapshotId

@@ -6,9 +6,10 @@ in `opening.WAYS`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, cast
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.settings import OwnSettings
 
 if TYPE_CHECKING:

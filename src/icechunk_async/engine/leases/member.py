@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ import anyio
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import AnyLoopLock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet
 from icechunk_async.engine.changes.merge import check_fits
 from icechunk_async.engine.changes.publications import (

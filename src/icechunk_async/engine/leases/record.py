@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Self, cast
@@ -17,6 +17,7 @@ import msgpack
 import zstandard
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.publications import GIVEN_UP
 from icechunk_async.engine.changes.wire import counts_of, counts_to
 from icechunk_async.errors import FormatError, InvalidInputError

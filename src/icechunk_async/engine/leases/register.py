@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.leases.keeper import lost
 from icechunk_async.engine.leases.record import LeaseState, decode_lease, encode_lease
 from icechunk_async.engine.leases.times import modified_at, storage_time, told_time

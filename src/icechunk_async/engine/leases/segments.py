@@ -6,9 +6,10 @@ Bytes from storage are untrusted: damage is a `FormatError`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.wire import (
     ForkState,

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import AnyLoopLock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.merge import check_fits
 from icechunk_async.engine.changes.publications import (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.publications import Shared, in_order
 from icechunk_async.engine.leases.publications import PublicationName, decode_publication
 from icechunk_async.engine.leases.segments import decode_segment, replay

@@ -11,13 +11,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import error_of_others
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.proposals.record import (
     MOST_DETAIL,
     CheckResult,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, IcechunkError, InvalidInputError
 from icechunk_async.format.ids import ProposalId, SnapshotId
 from icechunk_async.format.json.reading import Part, parse_json

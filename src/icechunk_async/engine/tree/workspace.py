@@ -7,13 +7,13 @@ one at a time; a lock, held over no ``await``, guards what they share.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.changes.grid import bad_rank, covers, in_grid, no_bytes, outside
 from icechunk_async.engine.files.checks import damaged_chunk

@@ -5,9 +5,9 @@ This is a verification at the level *length*, told in fewer words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.upkeep.integrity.report import Level
 from icechunk_async.engine.upkeep.integrity.verify import VerifyOptions, verify
 from icechunk_async.engine.upkeep.leftovers import NOTHING_LEFT, Leftovers, find_leftovers

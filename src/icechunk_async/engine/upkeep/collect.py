@@ -12,12 +12,13 @@ and refuses if the session wrote something before the cutoff (`engine/commit/gua
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.leases.register import Spared, remove_dead
 from icechunk_async.engine.upkeep.chunk_statistics import Doomed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.leases.register import count_expired
 from icechunk_async.engine.upkeep.copying.contents import MARK

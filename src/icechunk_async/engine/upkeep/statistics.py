@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.upkeep.room import count_unfinished
 from icechunk_async.engine.upkeep.survey import Survey
 from icechunk_async.format.manifest.refs import Kind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.files.manifests import check_id
 from icechunk_async.engine.sidecars.digests import listed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress
 from icechunk_async.engine.files.ages import are_older, is_older
 from icechunk_async.errors import StorageError

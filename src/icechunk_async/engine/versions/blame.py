@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.versions.differences import reading
 from icechunk_async.engine.versions.pictures import draw_authors, html_image

@@ -13,11 +13,11 @@ and what the branch changed since the base may clash with them:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import WorkingTree
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind, detect_conflicts
 from icechunk_async.engine.commit.conflicts import ConflictDetector, PreparingSolver

@@ -7,12 +7,13 @@ the other, transaction logs say where to look; otherwise manifests that both use
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.compare import RefChanges, compare_refs
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.tree.workspace import Workspace

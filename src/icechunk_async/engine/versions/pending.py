@@ -6,11 +6,12 @@ open. Bytes from elsewhere are not trusted: every value is checked, and reading 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ChangeSet, Deleted, WorkingTree
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
 from icechunk_async.engine.changes.merge import check_fits

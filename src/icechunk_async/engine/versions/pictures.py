@@ -11,12 +11,12 @@ from __future__ import annotations
 import base64
 import io
 import warnings
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import MissingDriverError
 
 if TYPE_CHECKING:

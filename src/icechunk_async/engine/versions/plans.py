@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges
 from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history.diff import load_logs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.commit.rebase import describe
 from icechunk_async.engine.versions.behind import Behind
 from icechunk_async.errors import MergeConflictError

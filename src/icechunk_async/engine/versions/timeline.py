@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.errors import FormatError, InvalidInputError, NodeNotFoundError
 

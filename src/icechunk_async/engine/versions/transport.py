@@ -5,11 +5,12 @@ Nodes are known by their ids, so that changes follow nodes that were moved on th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, Deleted
 from icechunk_async.engine.changes.compare import RefChanges, same_refs
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind

@@ -10,12 +10,12 @@ import posixpath
 import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
 from icechunk_async._runtime.concurrency import closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.engine.virtual.grants import as_code, settle_grants
 from icechunk_async.engine.virtual.sources import source_options, source_place

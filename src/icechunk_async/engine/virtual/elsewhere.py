@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.errors import StorageError, VirtualAccessError
 from icechunk_async.format.config.secrets import veiled_url

@@ -7,10 +7,10 @@ those below it. Both sides end in ``/`` before they are compared, so that ``s3:/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, VirtualContainerError
 from icechunk_async.format.config.secrets import veiled_url
 

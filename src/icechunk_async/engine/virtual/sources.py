@@ -11,10 +11,11 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import unquote, urlsplit
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.errors import InvalidInputError, VirtualAccessError
 from icechunk_async.format.config import (

@@ -7,10 +7,10 @@ branch was deleted with this entry, or closed by a migration.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.alpha.parts import read_id, read_time, write_time
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.reading import parse_json

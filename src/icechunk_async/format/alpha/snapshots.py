@@ -8,10 +8,11 @@ objects, and a location is an index into it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.alpha.keys import ATTRIBUTES
 from icechunk_async.format.alpha.metadata import read_array, write_array

@@ -11,9 +11,10 @@ For the syntax of regular expressions see ``preload``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Final, cast, override
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidConfigError
 from icechunk_async.format.config.fields import (
     U32,

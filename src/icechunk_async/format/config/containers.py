@@ -6,11 +6,12 @@ their credentials when they open the repository.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Final, override
 from urllib.parse import urlsplit
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidConfigError
 from icechunk_async.format.config.fields import BOOL, TEXT, U32, Section, check_text, of_type
 from icechunk_async.format.config.secrets import VEIL, veiled_options, veiled_url

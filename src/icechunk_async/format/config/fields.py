@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, overload
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidConfigError
 from icechunk_async.format.json.values import utf8
 

@@ -6,8 +6,9 @@ Apart from the reader of YAML, which only version 1 needs and which takes long t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 __all__ = ["Document", "Plain", "Scalar", "Variant"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidConfigError
 from icechunk_async.format.config.conditions import ManifestPreloadConfig, ManifestSplittingConfig
 from icechunk_async.format.config.containers import VirtualChunkContainer

@@ -9,12 +9,12 @@ reach the interpreter's stack or memory.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, override
 
 import yaml
 from yaml.emitter import Emitter
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.config.plain import Document, Plain, Scalar, Variant
 from icechunk_async.format.config.secrets import veiled_url

@@ -7,9 +7,9 @@ process for some faults of the metadata. So both are read and checked here first
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.draft.thrift import read_struct
 

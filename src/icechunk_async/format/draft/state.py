@@ -8,10 +8,11 @@ which a writer that got no reply recognises its own. Members that others added s
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, UnsupportedBySpecError
 from icechunk_async.format.draft.names import SUFFIX, check_name, snapshot_id
 from icechunk_async.format.json.reading import parse_json

@@ -6,11 +6,11 @@ objects; a node's ``row`` counts from the first. Inline attributes are JSON obje
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedBySpecError
 from icechunk_async.format.draft.metadata import dump_json, parse, read_array, text, write_array
 from icechunk_async.format.draft.names import (

@@ -12,11 +12,11 @@ records of equal size; then the result may be a view of the buffer, without a co
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.flatbuffers.checks import (
     MAX_SHARING,
     misaligned,

@@ -12,11 +12,11 @@ distance back to its vtable; a vtable holds two 16-bit sizes and then one 16-bit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import (
     FEWEST,

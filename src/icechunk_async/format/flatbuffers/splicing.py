@@ -14,11 +14,11 @@ well aligned as the old one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.flatbuffers.buffer import as_array
 
 if TYPE_CHECKING:

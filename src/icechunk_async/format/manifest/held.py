@@ -7,8 +7,9 @@ read, or that the manifest has to be expanded first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

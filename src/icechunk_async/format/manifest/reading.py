@@ -6,11 +6,12 @@ intermediate results stay in the processor's cache and take no memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import FEWEST, Buffer
 from icechunk_async.format.flatbuffers.reading import Tables, Vectors

@@ -8,7 +8,7 @@ objects are short-lived: results of lookups, or changes that are not in columns 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from functools import cache, cached_property
 from itertools import chain, compress
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.flatbuffers.writing import copy_pieces
 from icechunk_async.format.ids import ChunkId

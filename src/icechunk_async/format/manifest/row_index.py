@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,12 +6,12 @@ lie behind the records; a string that many references share is stored once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import zstandard
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
 from icechunk_async.format.flatbuffers.writing import BLOCK, Layout, vtable

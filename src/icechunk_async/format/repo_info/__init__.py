@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.blocks import (
     REF,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Mapping, ValuesView
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain, repeat
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from icechunk_async._runtime.clock import from_us
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.blocks import string, structs
 from icechunk_async.format.flatbuffers.checks import FEW, columns_pay

@@ -7,9 +7,10 @@ the manifests that it lists. `writing` copies what did not change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId

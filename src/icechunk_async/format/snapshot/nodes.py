@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import ItemsView, Mapping, ValuesView
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.ids import ManifestId
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from operator import lt
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import NodeId

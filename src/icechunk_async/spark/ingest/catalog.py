@@ -6,7 +6,7 @@ bytes of an Arrow stream, which other programs can read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 import zarr
 from pyarrow import ipc
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 
 if TYPE_CHECKING:

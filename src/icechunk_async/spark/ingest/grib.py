@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from zarr.errors import UnknownCodecError
 from zarr.registry import get_codec_class
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.ingest.scan import Places, Scanned, ScannedArray
 from icechunk_async.spark.ingest.source import Source

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import IngestError, InvalidInputError
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.spark.ingest.catalog import Catalog, Entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import blake2b
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 import numpy as np
 import zstandard
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind

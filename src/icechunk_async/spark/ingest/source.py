@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import anyio.from_thread
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark.ingest.scan import SourceState
 from icechunk_async.storage import ByteRange

@@ -7,7 +7,7 @@ there what was written: documents, references, and the coordinates of dimensions
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import uuid4
 
@@ -15,6 +15,7 @@ import numpy as np
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.tree.listing import Batches
 from icechunk_async.errors import InvalidInputError, ObjectNotFoundError
 from icechunk_async.format.manifest.refs import Kind

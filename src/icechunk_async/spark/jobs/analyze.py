@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.upkeep.chunk_statistics import drop
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import columns_of, default_tasks, reported, run_job

@@ -12,13 +12,14 @@ Nothing that is garbage by then can be needed again, so a task that runs twice d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.protocol import Kept
 from icechunk_async.engine.leases.register import Spared, remove_dead
 from icechunk_async.engine.upkeep.chunk_statistics import Doomed

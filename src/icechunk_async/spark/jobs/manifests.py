@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.upkeep.rewrite import (
     begin_rewriting,

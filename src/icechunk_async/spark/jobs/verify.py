@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.upkeep.check import CHECK, ReferenceReport
 from icechunk_async.engine.upkeep.integrity.contents import Contents
 from icechunk_async.engine.upkeep.integrity.pieces import NeededObjects, Pieces, VirtualPieces

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow import table
 
 if TYPE_CHECKING:

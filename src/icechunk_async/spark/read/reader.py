@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Final
@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow import rows
 from icechunk_async.arrow.boxes import num_chunks, num_rows
 from icechunk_async.arrow.guarantees import chunk_bounds, mask_of

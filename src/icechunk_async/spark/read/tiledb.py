@@ -6,7 +6,7 @@ fragments that it reads: tasks list nothing, and all of a data frame sees one st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow.boxes import clipped, cut, grouped, num_chunks, num_rows
 from icechunk_async.arrow.rows import LOAD_BYTES, TEXT_BYTES
 from icechunk_async.arrow.table import Column, check_type

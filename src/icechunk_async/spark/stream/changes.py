@@ -7,7 +7,7 @@ values, and compare them with the parent where the log is not enough.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow.boxes import (
     boxes_of_cells,
     cells_of_chunks,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.open import as_snapshot_id
 from icechunk_async.engine.versions.watch import commits_since, why_gone
 from icechunk_async.errors import StreamPositionLostError

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

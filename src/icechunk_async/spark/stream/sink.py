@@ -6,13 +6,14 @@ it, and every commit carries the newest batch of each name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     CheckpointLostError,
     ConflictError,

@@ -7,11 +7,11 @@ commit, so the process that began need not survive. Nothing is visible before th
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import IncompleteWriteError, InvalidInputError
 from icechunk_async.spark.shared import (
     SharedRepository,

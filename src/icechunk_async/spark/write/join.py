@@ -5,13 +5,13 @@ Memory: some 32 MiB of rows, and a few chunks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from zarr.core.sync import sync
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.spark.grid.chunks import Block
 from icechunk_async.spark.shared import open_array, read_objects
 from icechunk_async.spark.write.parts import Parts, block_rows

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import AlreadyExistsError
 from icechunk_async.spark.shared import has_chunks
 from icechunk_async.spark.write.cooperative import CooperativeWrite

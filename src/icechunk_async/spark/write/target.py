@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow as pa
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     AlreadyExistsError,
     DuplicateRowsError,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 from zarr.core.sync import sync
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import OutsideGridError
 from icechunk_async.spark.grid.axes import Appended
 from icechunk_async.spark.grid.chunks import ChunkAssembly

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, StorageClosedError
 from icechunk_async.storage.cache.disk import DiskTier, fits, part_name
 from icechunk_async.storage.extensions import PlacedRange

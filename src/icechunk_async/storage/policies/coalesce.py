@@ -8,11 +8,12 @@ after it was requested, and sees every write that had returned by then.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.storage.extensions import PlacedRange, room
 from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.storage.protocol import ByteRange, Retrieved

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import first_of_two
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.storage.extensions import PlacedRange
 from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.storage.protocol import ByteRange, SuffixRange

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from icechunk_async._runtime.concurrency import closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     NameResolutionError,
     OutcomeUnknownError,

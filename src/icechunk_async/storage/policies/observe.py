@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import IcechunkError
 from icechunk_async.storage.policies.wrapping import PassingStorage
 

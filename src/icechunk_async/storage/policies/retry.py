@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     IcechunkError,
     NameResolutionError,

@@ -15,9 +15,10 @@ throttle nor lose replies, and joining or splitting their reads costs more than 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
 from icechunk_async.storage.policies.hedge import Hedged, HedgePolicy
 from icechunk_async.storage.policies.limit import Limited

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.to_thread
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.timeline import trace
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_path, name_of

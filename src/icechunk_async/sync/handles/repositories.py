@@ -15,11 +15,12 @@ import warnings
 import weakref
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
 from icechunk_async._version import __version__
 from icechunk_async.errors import StorageClosedError, VirtualContainerError

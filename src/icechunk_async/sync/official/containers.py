@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, override
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format import config as native
 from icechunk_async.format.config.secrets import VEIL, veiled_options
 from icechunk_async.sync.official.display import Displayed, expression, literal, public, title_of

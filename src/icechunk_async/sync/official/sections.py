@@ -8,9 +8,10 @@ base of all sections and those about object stores; see `configuration` for the 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform, override
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format import config as native
 from icechunk_async.format.config.fields import Effective, Instance, Integer
 from icechunk_async.format.config.fields import Section as NativeSection

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Self, override
 
 from icechunk_async._runtime.clock import from_us, now_us, to_us
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.sync.official.display import (
     Choice,
     Record,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform, override
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.sync.official.display import literal, public, title_of
 from icechunk_async.sync.official.mirrors import from_native, mirrors, to_native
 

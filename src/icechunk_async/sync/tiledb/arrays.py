@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from icechunk_async import tiledb
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.sync.bridge.contexts import blocking
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.bridge.tracebacks import managed

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import xarray
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import ConflictError, InvalidInputError
 from icechunk_async.sync.errors import translated
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ import anyio.to_thread
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.policies.limit import Budget

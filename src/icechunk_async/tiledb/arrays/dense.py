@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, UnsupportedFeatureError
 from icechunk_async.tiledb.arrays.cells import Cells, fill_cells
 from icechunk_async.tiledb.arrays.tiles import open_field

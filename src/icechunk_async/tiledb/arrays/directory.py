@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, NotFoundError, ObjectNotFoundError
 from icechunk_async.storage import SuffixRange
 from icechunk_async.tiledb.format.commits import decode_consolidated, decode_lines

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from icechunk_async._runtime.concurrency import closing
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidObjectKeyError, ObjectNotFoundError
 from icechunk_async.storage import CommonPrefix, check_key
 

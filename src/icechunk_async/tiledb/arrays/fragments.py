@@ -6,12 +6,13 @@ is kept in a cache with a limit, so that ten thousand fragments do not fill the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.storage import ByteRange, SuffixRange

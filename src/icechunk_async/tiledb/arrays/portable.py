@@ -7,9 +7,9 @@ an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.tiledb.arrays.array import TileDBArray
 from icechunk_async.tiledb.arrays.directory import ArrayDirectory
 from icechunk_async.tiledb.arrays.fragments import load_fragments, restored_fragments

@@ -6,13 +6,13 @@ coordinates and values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.tiledb.arrays.arrow import to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells
 from icechunk_async.tiledb.arrays.statistics import TileBounds

@@ -9,13 +9,14 @@ that touch it.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.tiledb.arrays.arrow import arrow_type, to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells, fill_cells

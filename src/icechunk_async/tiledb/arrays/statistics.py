@@ -7,11 +7,11 @@ a filter that loses precision. Bounds include cells that were deleted, or writte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.tiledb.format.filters.pipeline import FilterCode
 from icechunk_async.tiledb.format.types import TEXT, Datatype, is_time, stored_dtype
 

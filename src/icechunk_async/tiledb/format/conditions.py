@@ -6,10 +6,10 @@ comparison with a null is false.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.tiledb.format.cursor import Cursor
 from icechunk_async.tiledb.format.tiles import decode_generic
 

@@ -8,11 +8,11 @@ dimensions, and the times of cells where these are kept.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.tiledb.format.cursor import Cursor
 from icechunk_async.tiledb.format.schema import check_version, read_range
 from icechunk_async.tiledb.format.tiles import decode_generic

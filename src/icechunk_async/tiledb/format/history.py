@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import UnsupportedFeatureError
 from icechunk_async.tiledb.format.names import NAMELESS_VERSION, parse_name
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, UnsupportedSpecVersionError
 from icechunk_async.tiledb.format.cursor import Cursor, text_of
 from icechunk_async.tiledb.format.tiles import decode_generic

@@ -7,8 +7,9 @@ the times are milliseconds since 1970. Older fragments, schemas and metadata hav
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from icechunk_async._runtime.dataclasses import dataclass
 
 __all__ = ["NAMELESS_VERSION", "TimedName", "parse_name"]
 

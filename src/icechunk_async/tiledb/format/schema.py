@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import UnsupportedSpecVersionError
 from icechunk_async.tiledb.format.cursor import Cursor
 from icechunk_async.tiledb.format.filters.pipeline import Filter, FilterCode, decode_pipeline

@@ -7,11 +7,12 @@ stored as such.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, UnsupportedFeatureError
 from icechunk_async.tiledb.format.cursor import Cursor
 from icechunk_async.tiledb.format.filters.checksums import verify_digests

@@ -8,13 +8,13 @@ tile begins with the number of its chunks, which is never so large.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 
 import numpy as np
 import zstandard
 from zarr.abc.codec import ArrayBytesCodec
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.tiledb.arrays.tiles import on_a_thread
 from icechunk_async.tiledb.format.filters.compression import decompress_zstd

@@ -7,13 +7,13 @@ there is anything new.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import zarr.api.asynchronous as zarr_async
 from zarr.errors import GroupNotFoundError
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.paths import check_path
 from icechunk_async.tiledb.arrays.array import TileDBArray, open_array

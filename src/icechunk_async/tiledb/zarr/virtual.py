@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
@@ -23,6 +23,7 @@ from zarr.codecs import TransposeCodec
 from zarr.errors import ContainsArrayError, ContainsGroupError
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError, NodeExistsError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.paths import ancestors, check_path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.statistics import row_type
 from icechunk_async.zarr.queries.analyze import chunks_at_once
 from icechunk_async.zarr.queries.measuring import check_function, measure, summary

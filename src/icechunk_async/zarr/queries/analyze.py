@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.errors import FormatError, InvalidInputError, VirtualChunkError
 from icechunk_async.format.paths import check_selection, is_within

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import zarr.api.asynchronous as za
 
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, IcechunkError, InvalidInputError
 from icechunk_async.format.statistics import cells_within, chunk_keys, row_type
 from icechunk_async.zarr.queries.meaning import meaning_of

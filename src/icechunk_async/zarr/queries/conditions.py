@@ -6,13 +6,13 @@ bounds decide is what each cell would say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.zarr.queries.predicates import MOMENT, OPERATORS, offset_us
 

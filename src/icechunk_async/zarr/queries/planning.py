@@ -8,12 +8,13 @@ read once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.format.paths import check_path
 from icechunk_async.zarr.queries.arrays import QueriedArray

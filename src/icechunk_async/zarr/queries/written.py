@@ -6,13 +6,13 @@ import json
 import logging
 import math
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from zarr.core.chunk_utils import ChunkTransform
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, StorageError
 from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.statistics import (

@@ -7,7 +7,7 @@ import re
 from array import array
 from base64 import b64decode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -17,6 +17,7 @@ import anyio.to_thread
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, NodeExistsError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.paths import ancestors, check_path

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, VirtualContainerError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs, Kind, VirtualChunk

@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import sys
-from dataclasses import dataclass
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,6 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.console import QUIET, make_table, plain
 from icechunk_async.cli.declaring import AsOf, Ref, RefOption, repository_command
 from icechunk_async.cli.targets import open_session

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.console import SNAPSHOT, plain
 from icechunk_async.cli.declaring import OptionPair, parse_pair, repository_command
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.filesize import decimal
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
 from icechunk_async.cli.declaring import Paths, RefOption, repository_command
 from icechunk_async.cli.targets import find_target

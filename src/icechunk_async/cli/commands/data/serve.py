@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ import anyio
 import typer
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, showing_progress
 from icechunk_async.cli.declaring import (

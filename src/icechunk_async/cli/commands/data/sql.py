@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
 import typer
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.console import make_table, plain
 from icechunk_async.cli.declaring import RefOption, url_command
 from icechunk_async.errors import InvalidInputError

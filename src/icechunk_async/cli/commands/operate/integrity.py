@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +12,7 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
 from icechunk_async.cli.declaring import Authorize, RefOption, repository_command, url_command

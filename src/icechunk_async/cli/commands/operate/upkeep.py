@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.console import (
     BRANCH,
     REMOVED,

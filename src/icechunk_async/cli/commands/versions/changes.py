@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
 from contextlib import aclosing
-from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import ADDED, CHANGED, REMOVED, one_line, plain
 from icechunk_async.cli.declaring import streaming_command

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.commands.versions.log import (
     SnapshotLine,
     line_of,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, time_cell, time_head
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command
 from icechunk_async.cli.listing import Listing, cell, joined

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.commands.versions.history import Touched, show_touched, touched_of
 from icechunk_async.cli.completing import complete_branch, complete_ref
 from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain

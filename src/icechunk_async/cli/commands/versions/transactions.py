@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.console import (
     assembled,
     make_table,

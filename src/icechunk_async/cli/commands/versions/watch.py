@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ import anyio.to_thread
 import typer
 from rich.text import Text
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.completing import complete_branch, complete_ref
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_head, time_of
 from icechunk_async.cli.declaring import Paths, Ref, repository_command, streaming_command

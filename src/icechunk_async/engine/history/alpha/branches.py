@@ -7,10 +7,10 @@ by the next entry of its sequence, so that the protocol needs nothing but creati
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.errors import FormatError, InvalidRefNameError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.layout import EncodedSnapshot
 from icechunk_async.errors import UnsupportedBySpecError
 from icechunk_async.format.alpha import keys

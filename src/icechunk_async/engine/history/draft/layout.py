@@ -7,13 +7,14 @@ open repository looks snapshots up in the newest state that its history has seen
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import anyio.to_thread
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.layout import EncodedSnapshot
 from icechunk_async.errors import (
     MissingDriverError,

@@ -7,11 +7,11 @@ if one was, the change is decided anew on what that one wrote.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.line import Line
 from icechunk_async.engine.history.outcomes import Doubt, read_if_there
 from icechunk_async.engine.history.refusals import migrated_meanwhile

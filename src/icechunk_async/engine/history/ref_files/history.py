@@ -6,12 +6,12 @@ A branch moves by compare-and-set of its object (spec 1, "References").
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import leave_note, read_notes

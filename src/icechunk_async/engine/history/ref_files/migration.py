@@ -7,11 +7,12 @@ writer that tries to move the branch afterwards fails, and one that moved it bef
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.files.manifests import check_id
 from icechunk_async.engine.history.outcomes import read_if_there

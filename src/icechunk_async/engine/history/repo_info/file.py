@@ -7,13 +7,13 @@ writes the result on condition that no other writer was first (spec, "Repo info 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.line import Line
 from icechunk_async.engine.history.outcomes import Doubt
 from icechunk_async.engine.history.repo_info import edits

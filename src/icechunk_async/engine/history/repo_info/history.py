@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import closing, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import (

@@ -12,11 +12,11 @@ not have. If an earlier copy was interrupted, listings tell what it had brought.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import closing, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.open import Request as OpenRequest

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, NotFoundError
 from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
 from icechunk_async.format.digests import CONTENT_ROOT

@@ -6,12 +6,13 @@ manifest is read once, however many snapshots share it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress
 from icechunk_async.engine.files.manifests import check_id
 from icechunk_async.engine.upkeep.copying import contents

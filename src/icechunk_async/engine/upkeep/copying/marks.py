@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.repo_info.file import read_info
 from icechunk_async.engine.upkeep.copying.derivation import AS_IT_IS

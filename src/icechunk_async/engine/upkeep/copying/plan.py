@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.assets import Assets
 from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.upkeep.copying.derivation import check_paths, derived_info

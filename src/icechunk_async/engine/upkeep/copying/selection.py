@@ -7,9 +7,10 @@ that is kept becomes its child.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history import MAIN
 from icechunk_async.engine.history.protocol import Expiration
 from icechunk_async.engine.history.ref_files.upkeep import cut_history, line_of

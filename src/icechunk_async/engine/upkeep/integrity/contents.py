@@ -7,12 +7,13 @@ is interrupted: after each portion its caller hears of a cursor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.upkeep.integrity.pieces import NO_CODECS, NO_SUM, guarded
 from icechunk_async.engine.upkeep.integrity.report import Finding, Level
 from icechunk_async.errors import (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.commit.publisher import Publisher
 from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.workspace import Workspace

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NO_ETAG, Kind, VirtualChunk

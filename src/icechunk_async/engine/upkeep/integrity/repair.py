@@ -7,10 +7,11 @@ Damaged objects are copied to ``quarantine/`` before anything replaces or remove
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from icechunk_async._runtime import telemetry
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.history import check_online
 from icechunk_async.engine.history.outcomes import create_object, read_if_there

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio.to_thread
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.upkeep.integrity.report import Finding, finding_of
 from icechunk_async.errors import InvalidInputError
 

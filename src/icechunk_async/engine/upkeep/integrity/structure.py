@@ -7,11 +7,12 @@ official engine left something out, nothing is concluded from its absence.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress
 from icechunk_async.engine.files.assets import Assets
 from icechunk_async.engine.files.manifests import MIN_SEEKABLE_FILE_BYTES, check_id

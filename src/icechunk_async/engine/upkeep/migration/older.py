@@ -9,7 +9,7 @@ Ids keep their first 12 bytes, nodes their numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress
 from icechunk_async.engine.files.assets import Assets
 from icechunk_async.engine.files.binary_layout import BinaryLayout

@@ -9,10 +9,11 @@ call finishes or undoes what an interrupted one left.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icechunk_async._runtime import clock, telemetry
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.history import opening
 from icechunk_async.engine.history.outcomes import create_object, read_if_there

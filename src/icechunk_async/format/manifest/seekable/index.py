@@ -7,12 +7,12 @@ readers that do not know it pass over. All numbers are little-endian.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import HEADER_BYTES, MAX_PAYLOAD_BYTES, believable_bytes
 from icechunk_async.format.ids import NodeId

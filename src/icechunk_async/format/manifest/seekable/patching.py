@@ -10,12 +10,12 @@ why this is done only a few times in a row.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import zstandard
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import (
     HEADER_BYTES,

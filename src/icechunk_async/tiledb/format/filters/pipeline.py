@@ -5,10 +5,10 @@ A pipeline lists filters in the order in which they were applied to a tile when 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, UnsupportedFeatureError
 from icechunk_async.tiledb.format.cursor import Cursor
 from icechunk_async.tiledb.format.types import Datatype, datatype_of, is_time, stored_dtype
