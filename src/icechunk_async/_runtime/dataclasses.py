@@ -334,7 +334,9 @@ def _compiled(cls: type, head: str, lines: Iterable[str], known: Mapping[str, An
         f"def _make({', '.join(known)}):\n def {head}:\n  {body}\n return {head[: head.index('(')]}"
     )
     found: dict[str, Any] = {}
-    exec(text, vars(sys.modules[cls.__module__]), found)  # noqa: S102 -- made of names of fields
+    # A class may say that it is of a module that shows it, which need not be imported.
+    module = sys.modules.get(cls.__module__)
+    exec(text, {} if module is None else vars(module), found)  # noqa: S102 -- made of names of fields
     return found["_make"](**known)
 
 

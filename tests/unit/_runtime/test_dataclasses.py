@@ -355,6 +355,14 @@ def test_nothing_is_compiled_for_a_class_that_nobody_uses() -> None:
     assert cls.__init__.__module__ == __name__
 
 
+def test_a_class_may_be_shown_by_a_module_that_is_not_imported() -> None:
+    """As those of the facade are."""
+    cls = _point(dataclass)
+    cls.__module__ = "no.such.module"
+    assert cls(1) == cls(1)
+    assert cls.__init__.__module__ == "no.such.module"
+
+
 def test_mutable_defaults_are_refused() -> None:
     """As there."""
     with pytest.raises(ValueError, match=r"Wrong.x: a list can be changed.* default_factory"):

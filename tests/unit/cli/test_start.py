@@ -120,7 +120,7 @@ def test_json_needs_no_rich(sample: Sample, command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "most"), [(("log",), 128), (("branch", "list"), 127), (("tag", "list"), 127)]
+    ("command", "most"), [(("log",), 129), (("branch", "list"), 128), (("tag", "list"), 128)]
 )
 def test_refs_and_history_need_no_sessions(
     sample: Sample, command: tuple[str, ...], most: int
