@@ -25,10 +25,9 @@ What does not:
 from __future__ import annotations
 
 import dataclasses
-import sys
 from copy import copy
 from dataclasses import MISSING, Field, FrozenInstanceError
-from functools import partial
+from functools import cache, partial
 from inspect import get_annotations
 from itertools import chain
 from reprlib import recursive_repr
@@ -46,6 +45,9 @@ _OURS: Final = "__declared_fields__"
 
 _THEIRS: Final = "__dataclass_fields__"
 """What `dataclasses` looks for."""
+
+_SAID: Final = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata")
+"""Arguments of `dataclasses.field`, but for `kw_only`."""
 
 _NO_FIELDS: Final = ("ClassVar", "typing.ClassVar")
 _OTHER_KINDS: Final = ("InitVar", "KW_ONLY", "dataclasses.")
@@ -265,7 +267,7 @@ def _init(cls: type, declared: Mapping[str, _Declared]) -> Any:
         lines.append("self.__post_init__()")
     if named:
         positional += ["*", *named]
-    made = _compiled(cls, f"__init__({', '.join(positional)})", lines or ["pass"], known)
+    made = _compiled(f"__init__({', '.join(positional)})", lines or ["pass"], known)
     made.__annotations__ = {
         **{name: it.annotation for name, it in declared.items() if _says(it, "init")},
         "return": None,
@@ -288,23 +290,23 @@ def _is_slot(found: object) -> TypeGuard[MemberDescriptorType]:
     return isinstance(found, MemberDescriptorType)
 
 
-def _eq(cls: type, declared: Mapping[str, _Declared]) -> Any:
+def _eq(_cls: type, declared: Mapping[str, _Declared]) -> Any:
     names = [name for name, it in declared.items() if _says(it, "compare")]
     lines = [
         "if other.__class__ is self.__class__:",
         f" return {_tuple_of('self', names)} == {_tuple_of('other', names)}",
         "return NotImplemented",
     ]
-    return _compiled(cls, "__eq__(self, other)", lines, {})
+    return _compiled("__eq__(self, other)", lines, {})
 
 
-def _hash(cls: type, declared: Mapping[str, _Declared]) -> Any:
+def _hash(_cls: type, declared: Mapping[str, _Declared]) -> Any:
     names = [
         name
         for name, it in declared.items()
         if _says(it, "compare" if getattr(it.default, "hash", None) is None else "hash")
     ]
-    return _compiled(cls, "__hash__(self)", [f"return hash({_tuple_of('self', names)})"], {})
+    return _compiled("__hash__(self)", [f"return hash({_tuple_of('self', names)})"], {})
 
 
 def _repr(_cls: type, declared: Mapping[str, _Declared]) -> Any:
@@ -327,32 +329,31 @@ def _tuple_of(owner: str, names: Iterable[str]) -> str:
     return f"({''.join(f'{owner}.{name}, ' for name in names)})"
 
 
-def _compiled(cls: type, head: str, lines: Iterable[str], known: Mapping[str, Any]) -> Any:
-    """Return a function of a class's module, which also knows some values by name."""
-    body = "\n  ".join(lines)
-    text = (
-        f"def _make({', '.join(known)}):\n def {head}:\n  {body}\n return {head[: head.index('(')]}"
-    )
-    found: dict[str, Any] = {}
-    # A class may say that it is of a module that shows it, which need not be imported.
-    module = sys.modules.get(cls.__module__)
-    exec(text, {} if module is None else vars(module), found)  # noqa: S102 -- made of names of fields
-    return found["_make"](**known)
+def _compiled(head: str, lines: Iterable[str], known: Mapping[str, Any]) -> Any:
+    """Return a function whose only globals are these: a third cheaper than one in a closure."""
+    names = dict(known)
+    exec(f"def {head}:\n  " + "\n  ".join(lines), names)  # noqa: S102 -- made of names of fields
+    return names[head[: head.index("(")]]
 
 
-def _fields(cls: type, declared: Mapping[str, _Declared]) -> dict[str, Field[Any]]:
-    """Return the fields as `dataclasses` makes them."""
-    fields = [(name, it.annotation, _field_of(it)) for name, it in declared.items()]
-    made = dataclasses.make_dataclass(
-        cls.__name__, fields, namespace={"__doc__": ""}, init=False, repr=False, eq=False
-    )
-    found: dict[str, Field[Any]] = made.__dict__[_THEIRS]
-    return found
+def _fields(_cls: type, declared: Mapping[str, _Declared]) -> dict[str, Field[Any]]:
+    """Return the fields as `dataclasses` makes them, but without a class for them."""
+    pattern = _pattern()
+    return {name: _field(pattern, name, it) for name, it in declared.items()}
 
 
-def _field_of(declared: _Declared) -> Field[Any]:
-    """Return a field of its own, which becomes part of another class."""
-    given = declared.default
-    made: Field[Any] = copy(given) if _is_field(given) else dataclasses.field(default=given)
-    made.kw_only = declared.kw_only
+@cache
+def _pattern() -> Field[Any]:
+    """Return a field that belongs to a class, which only `dataclasses` can make."""
+    return dataclasses.fields(dataclasses.make_dataclass("Pattern", ["it"]))[0]
+
+
+def _field(pattern: Field[Any], name: str, declared: _Declared) -> Field[Any]:
+    made, given = copy(pattern), declared.default
+    made.name, made.type, made.kw_only = name, declared.annotation, declared.kw_only
+    if _is_field(given):
+        for said in _SAID:
+            setattr(made, said, getattr(given, said))
+    else:
+        made.default = given
     return made

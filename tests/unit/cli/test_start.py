@@ -135,6 +135,29 @@ def test_refs_and_history_need_no_sessions(
     assert len(ours) <= most, len(ours)
 
 
+@OFTEN
+def test_few_classes_are_compiled(sample: Sample, command: tuple[str, ...]) -> None:
+    """Ours are made when they are used; those of Typer, AnyIO and backends remain."""
+    counted = """
+import dataclasses
+process = dataclasses._process_class
+def counted(cls, *arguments, **named):
+    print("compiled", cls.__module__)
+    return process(cls, *arguments, **named)
+dataclasses._process_class = counted
+"""
+    script = counted + SCRIPT.format(arguments=(*command, str(sample.path)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True
+    )
+    found = [it.split()[1] for it in done.stdout.splitlines() if it.startswith("compiled ")]
+    # One field is made there, after which those of ours are copied.
+    ours = [it for it in found if it.startswith("icechunk_async.")]
+    assert set(ours) <= {"icechunk_async._runtime.dataclasses"}
+    assert len(ours) <= 1
+    assert 0 < len(found) <= 36, found
+
+
 def test_programs_of_the_user_keep_their_threads() -> None:
     """Commands that may start some leave the environment alone; what the user says counts."""
     assert "None" in modules("propose", "--help")
