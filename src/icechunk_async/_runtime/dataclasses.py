@@ -19,7 +19,7 @@ What does not:
 * Annotations have to be text, as `from __future__ import annotations` makes them.
 * A field without a default after one that has one is found by type checkers, and else not before
   the first instance.
-* What derives from a frozen class without being a data class cannot have attributes of its own.
+* A plain class that derives from a frozen one cannot add attributes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OURS: Final = "__declared_fields__"
 """Attribute of a class with its fields by name, those of its bases included."""
 
 _THEIRS: Final = "__dataclass_fields__"
-"""What `dataclasses` looks for."""
+"""Attribute that `dataclasses` looks for."""
 
 _SAID: Final = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata")
 """Arguments of `dataclasses.field`, but for `kw_only`."""
@@ -321,7 +321,7 @@ def _repr(_cls: type, declared: Mapping[str, _Declared]) -> Any:
 
 
 def _says(declared: _Declared, what: str) -> bool:
-    """Return what an argument of `dataclasses.field` says."""
+    """Return an argument of `dataclasses.field`, or True, which is the default of all of them."""
     return not _is_field(declared.default) or getattr(declared.default, what)
 
 

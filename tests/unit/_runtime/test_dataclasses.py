@@ -60,7 +60,7 @@ def _point(make: Any, **options: Any) -> Any:
 
 
 def _outcome(action: Callable[..., object], *arguments: Any, **named: Any) -> Any:
-    """Return what an action returns, or the type and the text of what it raises."""
+    """Return the result of an action, or the type and the text of its error."""
     try:
         return action(*arguments, **named)
     except (AttributeError, TypeError) as error:
@@ -137,7 +137,7 @@ def test_equality_hash_and_repr_are_those_of_the_standard_library(options: dict[
 def test_attributes_can_be_set_where_the_standard_library_lets_them(
     options: dict[str, Any],
 ) -> None:
-    """What is frozen says so in the same words."""
+    """Frozen instances say so in the same words."""
     seen: list[list[object]] = []
     for make in BOTH:
         one = _point(make, **options)(x=1, y=5)
@@ -308,8 +308,8 @@ def test_either_kind_may_derive_from_the_other(above: Any, below: Any) -> None:
     assert "x" not in vars(Derived)  # it has one slot, that of the base
 
 
-def test_what_derives_without_the_decorator_uses_the_methods_of_its_base() -> None:
-    """They are made for the base, whoever asks first."""
+def test_plain_classes_that_derive_use_the_methods_of_their_base() -> None:
+    """They are made for the base, also if the other class asks first."""
 
     @dataclass(slots=True)
     class Base:
