@@ -31,6 +31,7 @@ from icechunk_async.format.repo_info import (
     snapshot_columns,
     snapshot_writing,
 )
+from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 from tests.helpers import examples
 from tests.unit.format.samples import SNAPSHOT_IDS, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
@@ -197,6 +198,33 @@ def test_edited_snapshots_are_found_in_every_way() -> None:
     assert set(back) == set(base)
     with pytest.raises(KeyError):
         list(edited.ancestry(second))
+
+
+@pytest.mark.parametrize("order", [0, 1, -1])
+def test_many_ids_are_found_as_one_by_one(order: int) -> None:
+    """Whether they are listed, were left out, lie on top, or are unknown."""
+    base = decoded(other_file(lambda *_: {}, order=order)) if order else stored()
+    table = base.snapshots
+    first, second, *others = table
+    ids = [*others, *map(snapshot_id, range(200, 260)), first, second, SnapshotId(b"\xff" * 12)]
+    edited = Snapshots.of(table).edited([entry(230)], [second])
+    assert edited.among(ids) == {it for it in ids if it in edited}
+    assert edited.among(ids[:2]) == set(ids[:2])
+    assert edited.among([snapshot_id(230), second]) == {snapshot_id(230)}
+
+
+def test_many_entries_are_left_out_without_looking_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An expiration drops hundreds."""
+    base = stored()
+
+    def refuse(self: object, row: int) -> bytes:
+        raise AssertionError(row)
+
+    monkeypatch.setattr(SnapshotTable, "id", refuse)
+    kept, *gone = base.snapshots
+    assert list(Snapshots.of(base.snapshots).edited((), gone)) == [kept]
 
 
 def test_a_long_line_of_ancestors_is_decoded_where_it_is_looked_at(

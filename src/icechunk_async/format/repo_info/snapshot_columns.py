@@ -98,6 +98,14 @@ class SnapshotColumns:
         found: list[int] = np.searchsorted(ids[:, 0], wanted).tolist()
         return found
 
+    def find_each(self, snapshot_ids: Sequence[bytes]) -> list[int | None]:
+        """Return the row of each id, None for those that are missing; there is an entry."""
+        places = np.minimum(self.places(snapshot_ids), len(self.ids) - 1)
+        rows = places if self.order is None else self.order[places]
+        found = SnapshotId.many(self.ids[rows].tobytes())
+        each = zip(rows.tolist(), found, snapshot_ids, strict=True)
+        return [row if bytes(it) == wanted else None for row, it, wanted in each]
+
     def some(
         self, rows: Sequence[int]
     ) -> tuple[list[SnapshotId], list[SnapshotId | None], list[int], list[str]]:

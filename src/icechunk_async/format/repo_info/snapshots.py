@@ -193,10 +193,9 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         stored, new, left_out = self._table, {info.id: info for info in put}, set(gone)
         covered = dict(self._covered)
         if stored is not None:
-            for snapshot_id in (*left_out, *new):
-                row = None if snapshot_id in covered else stored.find(snapshot_id)
-                if row is not None:
-                    covered[snapshot_id] = row
+            wanted = [it for it in left_out | new.keys() if it not in covered]
+            rows = zip(wanted, stored.find_each(wanted), strict=True)
+            covered |= {it: row for it, row in rows if row is not None}
         kept = {it: info for it, info in self._put.items() if it not in left_out}
         return self._on_top(stored, kept | new, covered)
 
@@ -246,6 +245,15 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         if self._table is None or snapshot_id in self._covered:
             return None
         return self._table.find(snapshot_id)
+
+    def among(self, snapshot_ids: Collection[SnapshotId]) -> set[SnapshotId]:
+        """Return the ids that are listed; quicker than one by one."""
+        found = {it for it in snapshot_ids if it in self._put}
+        if self._table is not None:
+            left = [it for it in snapshot_ids if it not in found and it not in self._covered]
+            rows = zip(left, self._table.find_each(left), strict=True)
+            found |= {it for it, row in rows if row is not None}
+        return found
 
     def __contains__(self, snapshot_id: object) -> bool:
         """Return whether a snapshot is listed."""

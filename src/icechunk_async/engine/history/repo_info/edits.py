@@ -489,4 +489,5 @@ def release(info: RepoInfo, old: AbstractSet[SnapshotId]) -> RepoInfo:
         info: the history.
         old: what may go. A snapshot that is not among them may be about to get a branch.
     """
-    return _drop(info, (info.snapshots.keys() & old) - reachable(info), to_root=False)
+    listed = Snapshots.of(info.snapshots).among(old)
+    return _drop(info, listed - reachable(info), to_root=False)
