@@ -38,6 +38,17 @@ def test_misspelt_option_is_refused_with_a_suggestion(use: Use, given: str, mean
         parse_options({"path": URL, given: "x"}, use)
 
 
+def test_an_unknown_option_of_a_stream_is_told_those_of_streams() -> None:
+    """Spark asks for the columns of a stream as of a batch, before it says that it is one."""
+    with pytest.raises(InvalidInputError, match=r"spark\.readStream.* of streams alone .*changes"):
+        parse_options({"path": URL, "maximum": "1"}, Use.READ)
+    with pytest.raises(InvalidInputError, match="mean 'max-commits-per-trigger'"):
+        parse_options({"path": URL, "max-commits-trigger": "1"}, Use.READ)
+    with pytest.raises(InvalidInputError) as caught:
+        parse_options({"path": URL, "maximum": "1"}, Use.WRITE)
+    assert "alone" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("use", "name"),
     [(Use.READ, "append-dim"), (Use.READ, "changes"), (Use.READ_STREAM, "tag"), (Use.WRITE, "tag")],

@@ -516,12 +516,16 @@ def _accepts(option: Option, use: Use) -> bool:
 
 def _unknown(key: str, use: Use, known: list[Option]) -> InvalidInputError:
     names = [it.name for it in known if it.name != "path"]
-    near = get_close_matches(key, [it.lower() for it in names], 1)
-    guess = next((it for it in names if near and it.lower() == near[0]), None)
+    # Spark asks for the columns of a stream before it says that it is one.
+    streams = [it.name for it in OPTIONS if it.uses == _STREAM] if use is Use.READ else []
+    near = get_close_matches(key, [it.lower() for it in (*names, *streams)], 1)
+    guess = next((it for it in (*names, *streams) if near and it.lower() == near[0]), None)
+    methods = f"{use.value} and {Use.READ_STREAM.value}" if streams else use.value
     return InvalidInputError(
-        f"Unknown option {key!r} for {use.value} with the format 'icechunk'. "
+        f"Unknown option {key!r} for {methods} with the format 'icechunk'. "
         f"{'' if guess is None else f'Did you mean {guess!r}? '}"
-        f"Known are {', '.join(names)}, and {STORAGE}<name> for the storage."
+        f"Known are {', '.join(names)}, {STORAGE}<name> for the storage"
+        f"{f', and of streams alone {", ".join(streams)}' if streams else ''}."
     )
 
 

@@ -6,6 +6,7 @@ import operator
 import os
 import pickle
 import random
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import xarray
 
 from icechunk_async import arrow
-from icechunk_async.errors import InvalidInputError, NodeNotFoundError, NotFoundError
+from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError, NotFoundError
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import open_dataset, to_icechunk
@@ -381,6 +382,20 @@ def test_what_cannot_be_done_is_refused_with_advice(
     """In one sentence, before anything is read."""
     with pytest.raises(InvalidInputError, match=message):
         ask(arrow.dataset(repository))
+
+
+def test_damage_found_while_rows_are_read_shows_the_call_and_one_sentence(tmp_path: Path) -> None:
+    """Neither the frames of xarray and Zarr, nor a chain of errors."""
+    make_weather(tmp_path)
+    dataset = arrow.dataset(tmp_path)
+    for path in (tmp_path / "chunks").iterdir():
+        path.unlink()
+    with pytest.raises(IcechunkError, match="is missing") as caught:
+        dataset.to_table()
+    files = [it.filename for it in traceback.extract_tb(caught.value.__traceback__)]
+    assert not any("/xarray/" in it or "/zarr/" in it for it in files)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 def test_unknown_arguments_of_scanners_are_refused(repository: Repository) -> None:

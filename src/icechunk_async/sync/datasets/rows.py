@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.sync.bridge.tracebacks import Shortened
 from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.queries.expressions import joined, needed_columns
 
@@ -141,7 +142,7 @@ class RowScanner:
         Raises:
             IcechunkError: reading failed.
         """
-        with translated(), closing(self._batches):
+        with Shortened(), translated(), closing(self._batches):
             for batch in self._batches:
                 found = self._shown(pa.Table.from_batches([batch])).to_batches()
                 yield from (it for it in found if it.num_rows)
