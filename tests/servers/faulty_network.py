@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
@@ -15,9 +14,7 @@ from icechunk_async import Repository
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.commit.conflicts import BasicConflictSolver
 from icechunk_async.errors import ConflictError, IcechunkError, OutcomeUnknownError
-from icechunk_async.format.layout import is_written_once
-from icechunk_async.storage import open_storage, registry
-from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+from icechunk_async.storage import open_storage
 from icechunk_async.testing.conformance import StorageConformance
 from icechunk_async.testing.histories import Attempt, Outcome, find_anomalies
 from icechunk_async.testing.proxy import FaultProxy
@@ -32,15 +29,15 @@ from icechunk_async.testing.proxy_plan import (
     Truncate,
 )
 from tests.helpers import make_array, read, write
+from tests.servers.dependable import open_dependably, reopen_dependably
 from tests.servers.whole_repository import BothSpecs, Location, Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
 
-    from icechunk_async.storage import Storage, StorageDescription
+    from icechunk_async.storage import Storage
 
-__all__ = ["ConformanceThroughFaults", "FaultyHistories", "dependable", "harsh", "mild"]
+__all__ = ["ConformanceThroughFaults", "FaultyHistories", "harsh", "mild"]
 
 SEEDS = range(int(os.environ.get("NETWORK_SEEDS", "3")))
 BRANCHES = ("main", "dev")
@@ -67,23 +64,6 @@ def harsh(busy: Respond, failed: Respond) -> tuple[Rule, ...]:
         Rule(Reset(applied=True), rate=0.05),
         Rule(Truncate(), rate=0.02),
     )
-
-
-def dependable(storage: Storage) -> Storage:
-    """Wrap a storage as repositories do, with short pauses."""
-    policy = RetryPolicy(max_tries=20, initial_seconds=0.01, max_seconds=0.3)
-    return Retrying(storage, policy, immutable=is_written_once)
-
-
-def reopen_dependably(description: StorageDescription) -> AbstractAsyncContextManager[Storage]:
-    """Open another handle with retries; found by this name in other processes."""
-    return _dependable(registry.reopen(description))
-
-
-@asynccontextmanager
-async def _dependable(storage: AbstractAsyncContextManager[Storage]) -> AsyncIterator[Storage]:
-    async with storage as plain:
-        yield dependable(plain)
 
 
 @pytest.mark.slow_requests
@@ -114,7 +94,7 @@ class ConformanceThroughFaults(StorageConformance):
         plan = FaultPlan(mild(self.busy) if self.faults is None else self.faults)
         async with FaultProxy("127.0.0.1", server.port, plan) as proxy:
             location = server.location(proxy.url)
-            async with _dependable(open_storage(location.url, **location.options)) as storage:
+            async with open_dependably(open_storage(location.url, **location.options)) as storage:
                 yield storage
 
 

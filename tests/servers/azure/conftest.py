@@ -48,7 +48,8 @@ async def make_container(endpoint: str) -> str:
 @pytest.fixture
 async def container(azurite: Azurite) -> AsyncIterator[str]:
     """Create a container, and delete it afterwards, which gives memory back."""
-    name = await make_container(azurite.endpoint)
-    yield name
+    name = f"test-{uuid4()}"
     async with service(azurite.endpoint) as client:
+        await client.create_container(name)
+        yield name
         await client.delete_container(name)

@@ -9,7 +9,8 @@ import pytest
 
 from icechunk_async.storage import open_storage, registry
 from icechunk_async.testing.conformance import StorageConformance
-from tests.servers.faulty_network import ConformanceThroughFaults, FaultyHistories, dependable
+from tests.servers.dependable import dependable
+from tests.servers.faulty_network import ConformanceThroughFaults, FaultyHistories
 from tests.servers.plain.backend import open_plain
 from tests.servers.plain.server import PlainServer
 from tests.servers.whole_repository import WholeRepository

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.storage import open_storage, registry
-from icechunk_async.testing.conformance._processes import PROCESSES, create_in_processes
+from icechunk_async.testing._processes import PROCESSES, create_in_processes
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BEGUN = """
 import asyncio, os, signal
 from icechunk_async.storage import open_storage, registry
-from icechunk_async.testing.conformance import _processes
+from icechunk_async.testing import _processes
 
 async def describe():
     async with open_storage("here") as storage:

@@ -11,13 +11,13 @@ import pytest
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import PreconditionFailedError, UnsafeStorageError
 from icechunk_async.storage import ABSENT, Version
-from icechunk_async.testing.conformance._base import Promises, exists, read, skip_unless_promised
-from icechunk_async.testing.conformance._processes import (
+from icechunk_async.testing._processes import (
     PROCESSES,
     create_in_processes,
     increment,
     increment_in_processes,
 )
+from icechunk_async.testing.conformance._base import Promises, exists, read, skip_unless_promised
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Expected, Storage

@@ -2,7 +2,8 @@
 
 The processes are started as new programs, so that a backend inherits nothing through a fork, and
 receive their work through a pipe. Importing takes them longer than the work, so they stay for the
-next test, which opens a handle anew in its working directory; they end with this process.
+next test, which opens a handle anew in its working directory; they end with this process. They
+import this module and what the work needs: it is not in the room of the suite, which brings pytest.
 """
 
 from __future__ import annotations
