@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dask
 import numpy as np
@@ -10,8 +10,9 @@ import pytest
 import xarray as xr
 
 from icechunk_async import Repository
-from icechunk_async.errors import ReadOnlyError
+from icechunk_async.errors import InvalidInputError, ReadOnlyError
 from icechunk_async.xarray import open_dataset, to_icechunk
+from tests.helpers import memory_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,21 @@ async def test_a_dataset_is_written_and_loaded(tmp_path: Path, scheduler: str | 
         await session.commit("written")
         opened = await open_dataset(await repository.readonly_session("main"), "g")
         xr.testing.assert_identical(await opened.load_async(), dataset())
+
+
+@pytest.mark.parametrize("mode", ["w", "w-"])
+@pytest.mark.parametrize("where", [{"append_dim": "x"}, {"region": {"x": slice(0, 20)}}])
+async def test_what_is_added_to_is_not_deleted_first(mode: Any, where: dict[str, Any]) -> None:
+    """The session changed nothing, so that a commit cannot lose the group."""
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        await to_icechunk(dataset(), session)
+        await session.commit("written")
+        session = await repository.writable_session("main")
+        with pytest.raises(ValueError, match="Leave one of the two out") as caught:
+            await to_icechunk(dataset(), session, mode=mode, **where)
+        assert isinstance(caught.value, InvalidInputError)
+        assert not session.has_uncommitted_changes
 
 
 async def test_nothing_is_written_through_a_session_that_reads() -> None:

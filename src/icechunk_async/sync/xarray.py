@@ -70,8 +70,9 @@ def to_icechunk(
 
     Raises:
         ValueError: as `xarray.Dataset.to_zarr`. The session may have some of the changes.
-        InvalidInputError: two Dask chunks share a chunk of the array. The session may have some
-            of the changes.
+        InvalidInputError: two Dask chunks share a chunk of the array; the session may have some
+            of the changes. Or ``mode`` would delete what ``append_dim`` or ``region`` adds to;
+            nothing was written.
         ReadOnlyError: the session only reads.
     """
     with translated():

@@ -74,6 +74,7 @@ def write_known(
 
     Arguments are those of `icechunk_async.sync.xarray.to_icechunk`.
     """
+    _check_kept(mode, append_dim, region)
     dataset = _as_dataset(obj)
     for variable in dataset.variables.values():
         if variable.size == 0:
@@ -96,6 +97,17 @@ def write_known(
     writer = _Writer()
     dump_to_store(dataset, zarr_store, writer, encoding=wanted)
     return writer.lazy
+
+
+def _check_kept(mode: Mode | None, append_dim: Hashable | None, region: Region | None) -> None:
+    """Raise InvalidInputError where what is to be added to would be deleted first."""
+    if mode not in ("w", "w-") or (append_dim is None and region is None):
+        return
+    given = f"append_dim={append_dim!r}" if append_dim is not None else f"region={region!r}"
+    raise InvalidInputError(
+        f"{given} adds to arrays that are there, and mode={mode!r} writes new ones in their place. "
+        "Leave one of the two out. Nothing was written."
+    )
 
 
 def _as_dataset(obj: xarray.DataArray | xarray.Dataset) -> xarray.Dataset:
