@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
-from aiofiles.os import wrap  # type: ignore[import-untyped, unused-ignore]
-
 from icechunk_async.errors import StorageClosedError
 
 if TYPE_CHECKING:
@@ -113,6 +111,10 @@ class Lane:
 
         Cancellation: ``work`` is not started, or runs to its end and its result is dropped.
         """
+        from aiofiles.os import (  # type: ignore[import-untyped, unused-ignore] # noqa: PLC0415 -- slow
+            wrap,
+        )
+
         self.used = True
         try:
             result: R = await wrap(work)(executor=self.executor)

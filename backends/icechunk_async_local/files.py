@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 import time
@@ -33,7 +32,7 @@ from icechunk_async_local.failures import MISSING, explain, missing, refuse_link
 from icechunk_async_local.memory import fresh_memory
 from icechunk_async_local.paths import KeptFolders
 from icechunk_async_local.publishing import draft, refused
-from icechunk_async_local.versions import modified_at, version_of
+from icechunk_async_local.versions import any_below, modified_at, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -192,7 +191,7 @@ class Files:
                     return self._write_once(place, fill, expected)
                 except FileNotFoundError:  # someone removes empty folders: create them again
                     if attempt > _ATTEMPTS // 10:  # the remover seems to run in lockstep
-                        time.sleep(secrets.randbelow(1000) / 1e6)
+                        time.sleep(any_below(1000) / 1e6)
         except OSError as error:
             raise self._explain(error, "write", place) from error
         raise StorageUnavailableError(

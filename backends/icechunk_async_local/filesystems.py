@@ -10,7 +10,6 @@ import ctypes
 import errno
 import os
 import platform
-import secrets
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from icechunk_async.errors import InvalidURLError, StorageUnavailableError
 from icechunk_async.storage import Capabilities
 from icechunk_async_local.paths import RESERVED_PREFIX
-from icechunk_async_local.versions import disk_time_us
+from icechunk_async_local.versions import any_below, disk_time_us
 
 if sys.platform != "win32":
     import fcntl
@@ -202,7 +201,7 @@ def locked(
                 path=path(),
             )
         # Jitter, so that writers who collided do not collide again.
-        time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
+        time.sleep(pause * (0.5 + any_below(1000) / 1000))
         pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
     try:
         yield
@@ -366,7 +365,7 @@ def _no_writes(reason: str) -> tuple[Abilities, Capabilities]:
 
 
 def _try_in(place: Path, *, single_machine: bool) -> _Findings:
-    folder = place / f"{_RESERVED}probe-{secrets.token_hex(8)}"
+    folder = place / f"{_RESERVED}probe-{os.urandom(8).hex()}"
     folder.mkdir(0o700)
     try:
         first = folder / "first"

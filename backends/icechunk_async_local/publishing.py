@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ def draft(
         FileNotFoundError: the folder was removed.
         OSError: the file could not be written; nothing is left of it.
     """
-    name = RESERVED_PREFIX + f"{os.getpid():x}-{secrets.token_hex(8)}".encode()
+    name = RESERVED_PREFIX + f"{os.getpid():x}-{os.urandom(8).hex()}".encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     fd = os.open(name, flags, 0o666, dir_fd=folder)  # the umask decides, as for any file
     finished: Draft | None = None

@@ -11,7 +11,6 @@ server. It is refined to microseconds, because the kernel's own stamps repeat wi
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,7 @@ from icechunk_async.storage import Version
 
 __all__ = [
     "LAST_US",
+    "any_below",
     "disk_time_us",
     "modified_at",
     "modified_at_us",
@@ -54,6 +54,14 @@ class _Times:
 
 
 _times: Final = _Times()
+
+
+def any_below(limit: int) -> int:
+    """Return a random integer from 0 to ``limit``, exclusive; at most 2**32.
+
+    Not by `secrets`, which imports OpenSSL: that takes a moment, and every program opens files.
+    """
+    return int.from_bytes(os.urandom(8)) % limit
 
 
 def version_of(found: os.stat_result) -> Version:
@@ -95,7 +103,7 @@ def next_time_us(written: os.stat_result, later_than: int = 0) -> int:
     stamp_us = time_us(written)
     now_us = time.time_ns() // 1000
     if not stamp_us <= now_us <= stamp_us + 2 * _TICK_US:
-        now_us = stamp_us + _TICK_US + secrets.randbelow(_TICK_US)
+        now_us = stamp_us + _TICK_US + any_below(_TICK_US)
     return max(_times.next_us(written.st_dev, now_us), later_than + 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import warnings
 import weakref
@@ -10,7 +11,6 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-import anyio
 import anyio.to_thread
 
 from icechunk_async._runtime import clock
@@ -3126,7 +3126,7 @@ class Opening[R: Repository]:
         self._repository: R | None = None
         self._stack: AsyncExitStack | None = None
         self._lifetime = Lifetime(request.location)
-        self._lock = anyio.Lock()
+        self._lock = asyncio.Lock()
 
     def __await__(self) -> Generator[Any, Any, R]:
         """Open the repository until it is closed, and return it."""

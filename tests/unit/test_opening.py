@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.engine.history import opening
 from icechunk_async.errors import (
     InvalidInputError,
     RepositoryNotFoundError,
@@ -320,3 +321,40 @@ async def test_options_beside_an_open_storage_are_refused() -> None:
             with pytest.raises(InvalidInputError, match="is open and has its own"):
                 await repository.copy_to(other, storage_options=given)
             assert [it async for it in other.list_prefix("")] == []
+
+
+class _Counted:
+    """A storage that needs no event loop, and remembers what was read."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.read: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def get(self, key: str, *arguments: Any, **named: Any) -> Any:
+        """Read an object."""
+        self.read.append(key)
+        return await self._inner.get(key, *arguments, **named)
+
+    def get_blocking(self, *arguments: Any) -> Any:
+        """Read an object on this thread."""
+        return self._inner.get_blocking(*arguments)
+
+    def put_blocking(self, *arguments: Any) -> Any:
+        """Write an object on this thread."""
+        return self._inner.put_blocking(*arguments)
+
+
+@pytest.mark.parametrize(("version", "objects"), [(2, 1), (1, 3)])
+async def test_where_nothing_waits_a_repo_info_is_all_that_is_read(
+    tmp_path: Path, version: int, objects: int
+) -> None:
+    """Other ways of publishing are looked for only if it is missing."""
+    async with Repository.create(tmp_path, spec_version=version):
+        pass
+    async with open_storage(tmp_path) as storage:
+        counted = _Counted(storage)
+        assert await opening.find(counted) is not None
+        assert len(counted.read) == objects, counted.read

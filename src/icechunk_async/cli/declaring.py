@@ -34,7 +34,6 @@ from icechunk_async.cli.console import (
     make_console,
     one_line,
 )
-from icechunk_async.cli.hints import in_command_words
 from icechunk_async.cli.words import ask, is_answered, warn
 from icechunk_async.errors import (
     FormatError,
@@ -502,6 +501,8 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
     try:
         yield
     except IcechunkError as error:
+        from icechunk_async.cli.hints import in_command_words  # noqa: PLC0415 -- only in need
+
         if debug:
             traceback.print_exc()
         else:

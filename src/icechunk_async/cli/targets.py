@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.naming import find_ref
-from icechunk_async.errors import (
-    InvalidInputError,
-    NotFoundError,
-)
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -65,15 +61,6 @@ async def ref_targets(repository: Repository, kind: str) -> list[tuple[str, Snap
         repository: the open repository.
         kind: ``branch`` or ``tag``.
     """
-    is_branch = kind == "branch"
-    names = await (repository.list_branches() if is_branch else repository.list_tags())
-    lookup = repository.lookup_branch if is_branch else repository.lookup_tag
-
-    async def find(name: str) -> tuple[str, SnapshotId] | None:
-        try:
-            return name, await lookup(name)
-        except NotFoundError:  # deleted since the names were listed
-            return None
-
-    found = await bounded_map(find, sorted(names), limit=CONCURRENT_LOOKUPS)
-    return [target for target in found if target is not None]
+    history = repository.engine.history
+    targets = await (history.branches() if kind == "branch" else history.tags())
+    return sorted(targets.items())

@@ -10,6 +10,7 @@ option ``read_only`` that prevents it.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import re
@@ -17,8 +18,6 @@ from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
-
-import anyio.to_thread
 
 from icechunk_async.errors import (
     InvalidInputError,
@@ -146,11 +145,11 @@ async def open_storage(
     if isinstance(location, str) and _SCHEME.match(location):
         url = normalize_url(location)
     else:  # expanding a path asks the file system
-        url = await anyio.to_thread.run_sync(normalize_url, location)
+        url = await asyncio.to_thread(normalize_url, location)
     scheme = url.partition("://")[0]
     backend = _loaded.get(scheme)
     if backend is None:  # looking for entry points and importing reads many files
-        backend = await anyio.to_thread.run_sync(_load, scheme, url)
+        backend = await asyncio.to_thread(_load, scheme, url)
         _loaded[scheme] = backend
     parameters = inspect.signature(backend).parameters
     if "read_only" not in parameters:  # opening such a storage writes nothing anyway

@@ -156,7 +156,7 @@ async def test_an_unchanged_file_takes_no_thread(
 async def test_cached_reads_start_no_threads(
     tmp_path: Path, reads: ReadsAtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One hop opens a directory, and none closes it."""
+    """One hop finds out what the path names, one opens the directory, and none closes it."""
     assert reads.active
     (tmp_path / "a").write_bytes(b"1")
     hops: list[str] = []
@@ -170,7 +170,7 @@ async def test_cached_reads_start_no_threads(
     async with open_storage(tmp_path) as storage:
         found = await storage.get("a")
         assert await storage.get_if_changed("a", found.version) is None
-    assert hops == ["asyncio"]
+    assert hops == ["asyncio", "asyncio"]
     with pytest.raises(StorageClosedError):
         await storage.get("a")
 

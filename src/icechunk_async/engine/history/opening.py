@@ -20,7 +20,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.config import RepositoryConfig
 from icechunk_async.format.layout import REPO_INFO
 from icechunk_async.format.refs import CLOSED
-from icechunk_async.storage import ObjectInfo
+from icechunk_async.storage import BlockingStorage, ObjectInfo
 
 if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
@@ -69,13 +69,24 @@ async def find(storage: Storage) -> Found | None:
     Raises:
         FormatError: it holds repositories of two layouts, or what decides is damaged.
 
-    Cost: three requests at once; if they find nothing, some more for other layouts.
+    Cost: three requests at once; one of a storage that needs no event loop, if it finds a repo
+    info. If they find nothing, some more for other layouts.
     """
     return await _find_versioned(storage) or await find_other(storage)
 
 
 async def _find_versioned(storage: Storage) -> Found | None:
-    """Return the repository of one of `WAYS` that a storage holds, or None; as `find`."""
+    """Return the repository of one of `WAYS` that a storage holds, or None; as `find`.
+
+    Where reads need no event loop they hardly wait: then one way is looked for after the other, so
+    that a repo info is all that is read.
+    """
+    if isinstance(storage, BlockingStorage):
+        for way in WAYS:
+            read = await way.detect(storage)
+            if read is not None:
+                return read()
+        return None
     for read in await gather(*(way.detect(storage) for way in WAYS)):
         if read is not None:
             found: Found = read()

@@ -48,7 +48,12 @@ async def find_ref(engine: Engine, ref: SnapshotId | str) -> SnapshotId:
     """
     if isinstance(ref, SnapshotId):
         return ref
-    branches, tags = await gather(engine.history.branches(), engine.history.tags())
+    state = engine.history.state
+    if state is not None:
+        info = await state.info()
+        branches, tags = info.branches, info.tags
+    else:
+        branches, tags = await gather(engine.history.branches(), engine.history.tags())
     found = branches.get(ref, tags.get(ref))
     if found is not None:
         return found

@@ -1,1 +1,1 @@
-"""A cache of immutable objects: `cached` is the wrapper, `disk` and `disk_space` its disk tier."""
+"""A cache of immutable objects: `cached` wraps a storage, `disk` and `disk_space` are on disk."""

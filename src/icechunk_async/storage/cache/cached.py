@@ -18,7 +18,7 @@ from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, StorageClosedError
-from icechunk_async.storage.cache.disk import DiskTier, fits, part_name
+from icechunk_async.storage.cache.entries import fits, part_name
 from icechunk_async.storage.extensions import PlacedRange
 from icechunk_async.storage.protocol import Retrieved, check_key, slice_range
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Callable, Iterable
 
+    from icechunk_async.storage.cache.disk import DiskTier
     from icechunk_async.storage.protocol import (
         Capabilities,
         Data,
@@ -169,8 +170,10 @@ class Cached:
         self._memory = MemoryTier(options.memory_bytes)
         self._disk: DiskTier | None = None
         if options.directory is not None and options.disk_bytes and storage.capabilities.shared:
+            from icechunk_async.storage.cache import disk  # noqa: PLC0415 -- imports OpenSSL
+
             place = _place(storage.description)
-            self._disk = DiskTier(options.directory, options.disk_bytes, place)
+            self._disk = disk.DiskTier(options.directory, options.disk_bytes, place)
         self._lock = threading.Lock()  # held over no await
         self._statistics = CacheStatistics()
         self._deleting = 0

@@ -19,12 +19,10 @@ from typing import IO, TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async.storage.cache.disk_space import Space
+from icechunk_async.storage.cache.entries import fits, part_name
 from icechunk_async.storage.protocol import (
-    ByteRange,
     Retrieved,
-    SuffixRange,
     Version,
-    slice_range,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage.protocol import RangeRequest
 
-__all__ = ["DiskTier", "dump", "fits", "load", "part_name"]
+__all__ = ["DiskTier", "dump", "load"]
 
 
 _MAGIC: Final = b"ICACHE\r\n"
@@ -41,23 +39,6 @@ _LENGTHS: Final = struct.Struct(">IQ")
 _START: Final = _HEADER.size + _LENGTHS.size
 _MAX_ABOUT_BYTES: Final = 16 * 1024
 """A key has at most 1 KiB, six times that when escaped; versions are short."""
-
-
-def part_name(request: RangeRequest) -> str:
-    """Return a short file name part for a range."""
-    match request:
-        case None | ByteRange(0, None):
-            return "all"
-        case ByteRange(start, stop):
-            return f"{start}-{'' if stop is None else stop}"
-        case SuffixRange(length):
-            return f"-{length}"
-
-
-def fits(request: RangeRequest, retrieved: Retrieved) -> bool:
-    """Return whether the length of a reply fits the request and the size of the object."""
-    start, stop = slice_range(request, retrieved.size_bytes)
-    return len(retrieved.data) == stop - start
 
 
 def dump(namespace: str, key: str, request: RangeRequest, retrieved: Retrieved) -> bytes:
