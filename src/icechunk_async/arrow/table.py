@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
@@ -20,7 +21,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -626,23 +627,66 @@ class Cells:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Return the rows in C order; memory: one batch beside the values."""
         total = prod(self.counts)
+        if not total:
+            return
+        parts = [self._column(*it) for it in zip(self.columns, self.values, strict=True)]
         for start in range(0, total, self.source.batch_rows):
             stop = min(start + self.source.batch_rows, total)
-            index = np.unravel_index(np.arange(start, stop), self.counts) if self.counts else ()
-            where = dict(zip(self.dims, index, strict=True))
-            arrays: list[pa.Array[Any]] = []
-            for column, values in zip(self.columns, self.values, strict=True):
-                # Columns with all dimensions are in row order; others are gathered by index.
-                if len(column.dims) == len(self.dims):
-                    part = values.reshape(-1)[start:stop]
-                elif column.dims:
-                    dims = [dim for dim in self.dims if dim in column.dims]
-                    part = values[tuple(where[dim] for dim in dims)]
-                else:
-                    part = np.repeat(values.reshape(1), stop - start)
-                kind = self.schema.field(column.name).type
-                arrays.append(to_arrow(part, kind, nan_as_null=self.source.nan_as_null))
+            arrays = [part(start, stop) for part in parts]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(
+        self, column: Column, values: npt.NDArray[Any]
+    ) -> Callable[[int, int], pa.Array[Any]]:
+        """Return a function from a range of rows to their values."""
+
+        def shown(some: npt.NDArray[Any]) -> pa.Array[Any]:
+            kind = self.schema.field(column.name).type
+            return to_arrow(some, kind, nan_as_null=self.source.nan_as_null)
+
+        flat = values.reshape(-1)
+        axes = [axis for axis, dim in enumerate(self.dims) if dim in column.dims]
+        if len(axes) == len(self.dims):
+            return lambda start, stop: shown(flat[start:stop])
+        after = self.counts[axes[-1] + 1 :] if axes else self.counts
+        if not axes or axes == list(range(axes[0], axes[-1] + 1)):
+            # Converted before they are repeated: there are few of them.
+            return partial(_repeated, shown(flat), prod(after))
+
+        def gathered(start: int, stop: int) -> pa.Array[Any]:
+            index = np.unravel_index(np.arange(start, stop), self.counts)
+            return shown(values[tuple(index[axis] for axis in axes)])
+
+        return gathered
+
+
+def _repeated(values: pa.Array[Any], every: int, start: int, stop: int) -> pa.Array[Any]:
+    """Return a range of: values, each `every` times in a row, and all of that over and over."""
+    kind = values.type
+    plain = pa.types.is_primitive(kind) and kind.bit_width in {8, 16, 32, 64}
+    if not plain or values.null_count:
+        return values.take(pa.array(_cycled(np.arange(len(values)), every, start, stop)))
+    data: Any = values.buffers()[1]
+    dtype = np.dtype(f"u{kind.bit_width // 8}")
+    numbers = np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
+    buffer: Any = pa.py_buffer(_cycled(numbers, every, start, stop))
+    return pa.Array.from_buffers(kind, stop - start, [None, buffer])
+
+
+def _cycled(values: npt.NDArray[Any], every: int, start: int, stop: int) -> npt.NDArray[Any]:
+    period = len(values) * every
+    if period <= stop - start:
+        first = start % period
+        times = -(-(first + stop - start) // period)
+        return np.tile(np.repeat(values, every), times)[first : first + stop - start]
+    first, end = start // every, -(-stop // every)
+    runs = values[np.arange(first, end) % len(values)]
+    if every <= stop - start:
+        return np.repeat(runs, every)[start - first * every :][: stop - start]
+    lengths = np.full(len(runs), every)  # parts of two at most
+    lengths[0] -= start - first * every
+    lengths[-1] -= end * every - stop
+    return np.repeat(runs, lengths)
 
 
 def _load(

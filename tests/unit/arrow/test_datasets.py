@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import traceback
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -333,18 +334,26 @@ def test_filters_of_a_dataset_add_up(repository: Repository) -> None:
     assert north.count_rows(pc.field("lon") < 90) == 24 * 4 * 2
 
 
-def test_memory_is_bounded_by_what_is_loaded_at_a_time(tmp_path: Path) -> None:
-    """128 MiB pass through Arrow's memory in parts."""
-    values = np.random.default_rng(0).random((64, 1 << 18))
-    dataset = xarray.Dataset({"v": (("x", "y"), values)})  # 128 MiB
+@pytest.mark.parametrize("rows", [64, pytest.param(640, marks=pytest.mark.thorough)])
+def test_memory_is_bounded_by_what_is_loaded_at_a_time(tmp_path: Path, rows: int) -> None:
+    """128 MiB, or 1.25 GiB, pass through the memory of Arrow and of NumPy in parts."""
+    values = np.random.default_rng(0).random((rows, 1 << 18))
+    coords = {"x": np.arange(rows), "y": np.arange(1 << 18) / 2}
+    dataset = xarray.Dataset({"v": (("x", "y"), values)}, coords)
     repository = _create(tmp_path, dataset, v={"chunks": (4, 1 << 16)})
     found = arrow.dataset(repository)
     most = total = 0
-    for batch in found.to_batches(["v"]):
-        total += batch.num_rows
-        most = max(most, pa.total_allocated_bytes())
+    tracemalloc.start()
+    try:
+        for batch in found.to_batches():
+            total += batch.num_rows
+            most = max(most, pa.total_allocated_bytes())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert total == values.size
     assert most < 24 << 20
+    assert peak < 64 << 20
 
 
 def test_parts_of_pyarrow_that_go_around_the_methods_find_no_rows(repository: Repository) -> None:
