@@ -662,11 +662,11 @@ class Cells:
 
 def _repeated(values: pa.Array[Any], every: int, start: int, stop: int) -> pa.Array[Any]:
     """Return a range of: values, each `every` times in a row, and all of that over and over."""
-    kind = values.type
-    plain = pa.types.is_primitive(kind) and kind.bit_width in {8, 16, 32, 64}
+    kind, buffers = values.type, values.buffers()
+    plain = len(buffers) == 2 and kind.bit_width in {8, 16, 32, 64}  # validity, and numbers
     if not plain or values.null_count:
         return values.take(pa.array(_cycled(np.arange(len(values)), every, start, stop)))
-    data: Any = values.buffers()[1]
+    data: Any = buffers[1]
     dtype = np.dtype(f"u{kind.bit_width // 8}")
     numbers = np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
     buffer: Any = pa.py_buffer(_cycled(numbers, every, start, stop))
