@@ -29,7 +29,8 @@ def environment(request: pytest.FixtureRequest, factory: pytest.TempPathFactory)
             f"PATH runs. Install one, or set {VARIABLE} to a Python that has the wheel."
         )
     subprocess.run([str(base), "-m", "venv", "--clear", str(place)], check=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", WHEEL]
+    # Of the modules it brings few are used.
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", WHEEL]
     done = subprocess.run(install, check=False, capture_output=True, encoding="utf-8")
     if done.returncode:
         pytest.skip(
