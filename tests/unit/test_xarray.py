@@ -13,6 +13,7 @@ from icechunk_async import Repository
 from icechunk_async.errors import InvalidInputError, ReadOnlyError
 from icechunk_async.xarray import open_dataset, to_icechunk
 from tests.helpers import memory_url
+from tests.unit.dask_processes import process_pool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,8 @@ async def test_a_dataset_is_written_and_loaded(tmp_path: Path, scheduler: str | 
     async with Repository.create(tmp_path / "repository") as repository:
         session = await repository.writable_session("main")
         data = dataset() if scheduler is None else dataset().chunk(x=5)
-        with dask.config.set(scheduler=scheduler or "sync"):
+        pool = process_pool() if scheduler == "processes" else None
+        with dask.config.set(scheduler=scheduler or "sync", pool=pool):
             await to_icechunk(data, session, group="g")
         await session.commit("written")
         opened = await open_dataset(await repository.readonly_session("main"), "g")

@@ -16,6 +16,7 @@ import icechunk_async.sync as icechunk
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async.errors import MissingDriverError
 from icechunk_async.sync.datasets.cube import open_cube
+from tests.unit.dask_processes import local_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,16 +115,9 @@ def test_dask_computes_blocks(repository: icechunk.Repository, scheduler: str) -
 @pytest.mark.filterwarnings("default")  # the cluster's own, about its processes and ports
 def test_a_cluster_computes_too(repository: icechunk.Repository) -> None:
     """Workers are processes that never saw the repository."""
-    distributed = pytest.importorskip("distributed", reason="it is in the test dependencies")
     expected = _stack(repository)
     dataset = repository.cube("a", chunks={"known_at": 6})
-    with (
-        dask.config.set({"distributed.worker.daemon": False}),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=2, dashboard_address=None, processes=True
-        ) as cluster,
-        distributed.Client(cluster),
-    ):
+    with local_cluster().get_client():
         np.testing.assert_array_equal(dataset.a.values, expected)
 
 

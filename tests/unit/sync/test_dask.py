@@ -20,6 +20,7 @@ from icechunk_async.sync.dask import (
     store_dask,
 )
 from icechunk_async.sync.distributed import extract_session, merge_sessions
+from tests.unit.dask_processes import local_cluster, process_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +61,13 @@ def test_blocks_are_written_wherever_they_are_computed(
     _array(session, "b")  # not committed when the workers begin
     fork = session.fork()
     source = da.from_array(VALUES, chunks=(20, 30))
-    merged = store_dask(
-        sources=[source, source + 1],
-        targets=[_open(fork), _open(fork, "b")],
-        split_every=2,
-        scheduler=scheduler,
-    )
+    with dask.config.set(pool=process_pool() if scheduler == "processes" else None):
+        merged = store_dask(
+            sources=[source, source + 1],
+            targets=[_open(fork), _open(fork, "b")],
+            split_every=2,
+            scheduler=scheduler,
+        )
     assert not session.status().updated_chunks
     session.merge(merged)
     session.commit("filled")
@@ -76,15 +78,8 @@ def test_blocks_are_written_wherever_they_are_computed(
 @pytest.mark.filterwarnings("default")  # the cluster's own, about its processes and ports
 def test_a_cluster_writes_too(repository: icechunk.Repository) -> None:
     """Workers are processes that never saw the repository."""
-    distributed = pytest.importorskip("distributed", reason="it is in the test dependencies")
     session = repository.writable_session("main")
-    with (
-        dask.config.set({"distributed.worker.daemon": False}),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=2, dashboard_address=None, processes=True
-        ) as cluster,
-        distributed.Client(cluster),
-    ):
+    with local_cluster().get_client():
         source = da.from_array(VALUES, chunks=(10, 30))
         session.merge(store_dask(sources=[source], targets=[_open(session.fork())]))
     session.commit("filled")
