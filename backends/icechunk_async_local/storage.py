@@ -54,10 +54,11 @@ if TYPE_CHECKING:
 __all__ = ["LocalStorage", "open_local"]
 
 _THREADS: Final = 4
-_DELETED_TOGETHER: Final = 8
-"""Few enough that it soon shows whether threads are to share the deletions."""
 """For reading, and the same number for writing, so that a writer waiting for a lock delays no
 reader."""
+
+_DELETED_TOGETHER: Final = 8
+"""Few enough that it soon shows whether threads are to share the deletions."""
 
 _LOCK_TIMEOUT_SECONDS: Final = 30.0
 

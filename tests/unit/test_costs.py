@@ -327,7 +327,7 @@ def test_the_history_is_written_with_few_calls_an_entry() -> None:
 async def test_deleting_files_takes_few_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deleted file takes neither a separate lock nor a sync record."""
+    """A deleted file takes neither a separate lock nor a sync record; eight together take one."""
     asked: list[str] = []
 
     def count(owner: object, name: str) -> None:
@@ -346,8 +346,8 @@ async def test_deleting_files_takes_few_locks(
         count(filesystems, "try_lock")
         count(Ledger, "changed")
         assert await storage.delete(keys) == []
-        assert asked.count("try_lock") <= 10
-        assert asked.count("changed") <= 10
+        assert asked.count("try_lock") <= len(keys) // 8 + 1
+        assert asked.count("changed") <= len(keys) // 8 + 1
         assert [it async for it in storage.list_prefix("chunks/")] == []
 
 
