@@ -71,12 +71,13 @@ def _refuse_to_delete(_self: object, name: str) -> None:
 
 
 def _state(self: Any) -> list[Any]:
-    return [getattr(self, name) for name in self.__declared_fields__]
+    # Not those declared here alone: a class of the standard library may have added some.
+    return [getattr(self, it.name) for it in dataclasses.fields(self)]
 
 
 def _restore(self: Any, state: list[Any]) -> None:
-    for name, value in zip(self.__declared_fields__, state, strict=True):
-        object.__setattr__(self, name, value)
+    for it, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, it.name, value)
 
 
 _FROZEN: Final = {"__setattr__": _refuse_to_assign, "__delattr__": _refuse_to_delete}
@@ -166,8 +167,8 @@ def _declared(cls: type, *, kw_only: bool) -> dict[str, _Declared]:
         if _OURS in base.__dict__:
             found |= base.__dict__[_OURS]
         elif _THEIRS in base.__dict__:
-            for name, it in base.__dict__[_THEIRS].items():
-                found[name] = _Declared(it.type, it, it.kw_only)
+            theirs: Any = dataclasses.fields(base)  # without variables of the class
+            found |= {it.name: _Declared(it.type, it, it.kw_only) for it in theirs}
     for name, annotation in get_annotations(cls).items():
         if not isinstance(annotation, str) or annotation.startswith(_OTHER_KINDS):
             raise TypeError(

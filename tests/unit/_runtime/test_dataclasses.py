@@ -306,6 +306,43 @@ def test_either_kind_may_derive_from_the_other(above: Any, below: Any) -> None:
     assert "x" not in vars(Derived)  # it has one slot, that of the base
 
 
+@pytest.mark.parametrize("slots", [True, False])
+@pytest.mark.parametrize("below", BOTH)
+@pytest.mark.parametrize("above", BOTH)
+def test_copies_have_the_fields_of_both_kinds(above: Any, below: Any, slots: bool) -> None:  # noqa: FBT001
+    """Also if the methods that copy are those of the base, because only that one has slots."""
+
+    @above(frozen=True, slots=True)
+    class Base:
+        x: int
+
+    @below(frozen=True, slots=slots)
+    class Derived(Base):
+        kind: ClassVar[str] = "derived"
+        y: int = 2
+
+    assert copy.copy(Derived(1, 5)) == Derived(1, 5)
+    assert copy.deepcopy(Derived(1, 5)) == Derived(1, 5)
+
+
+@pytest.mark.parametrize("below", BOTH)
+@pytest.mark.parametrize("above", BOTH)
+def test_class_variables_of_a_base_are_no_fields(above: Any, below: Any) -> None:
+    """They take no place among the arguments."""
+
+    @above
+    class Base:
+        kind: ClassVar[str] = "base"
+        x: int = 1
+
+    @below
+    class Derived(Base):
+        y: int = 2
+
+    assert (Derived(5, 6).x, Derived(5, 6).y, Derived.kind) == (5, 6, "base")
+    assert [it.name for it in fields(Derived)] == ["x", "y"]
+
+
 def test_plain_classes_that_derive_use_the_methods_of_their_base() -> None:
     """They are made for the base, also if the other class asks first."""
 
