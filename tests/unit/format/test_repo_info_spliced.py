@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope
+from icechunk_async.format.flatbuffers.reading import Vectors
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.operations_log import (
     Availability,
@@ -247,6 +248,28 @@ def test_a_long_line_of_ancestors_is_decoded_where_it_is_looked_at(
     assert ancestors[2000].message == infos[snapshot_id(999)].message
     assert 0 < sum(looked) <= 2048
     assert ancestors == list(reversed(infos.values()))
+
+
+def test_properties_of_one_snapshot_make_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many it has: columns pay only for names that all of a page have."""
+    selected: list[int] = []
+    select = Vectors.select
+
+    def counted(self: Vectors, rows: Any) -> Vectors:
+        selected.append(len(rows))
+        return select(self, rows)
+
+    infos = line(NUMBERS)
+    tip = next(reversed(infos))
+    properties: dict[str, JSON] = {str(it): it for it in range(500)}
+    infos[tip] = SnapshotInfo.of(tip, infos[tip].parent_id, 9, "", properties)
+    table = Snapshots.of(decoded(encode_repo_info(info_of(infos, ()))).snapshots).table
+    assert table is not None
+    rows = [table.find(it) for it in reversed(infos)]
+    tables = table.columns.some_tables([it for it in rows if it is not None])
+    monkeypatch.setattr(Vectors, "select", counted)
+    assert snapshot_columns.metadata_of(tables) == [it.metadata for it in reversed(infos.values())]
+    assert len(selected) < 5
 
 
 type Fields = Callable[[TableBuilder, int], dict[int, Field]]

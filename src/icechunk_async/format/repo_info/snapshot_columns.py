@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.flatbuffers.buffer import Bytes, Positions
-    from icechunk_async.format.flatbuffers.reading import Tables
+    from icechunk_async.format.flatbuffers.reading import Tables, Vectors
     from icechunk_async.format.json.metadata import JSON, RawMetadata
 
 __all__ = [
@@ -196,18 +196,26 @@ def metadata_of(tables: Tables) -> list[dict[str, JSON]]:
     items = vectors.tables()
     names = items.vector(0, 1, 1, required="name")
     values = decode_flexbuffers(items.vector(1, 1, 1, required="value"))
-    width = vectors.counts.item(0)
-    each_name = [names.select(np.arange(at, len(names), width)) for at in range(width)]
-    if (vectors.counts != width).any() or any(it.changes()[1:].any() for it in each_name):
+    common = _common_names(names, vectors.counts)
+    if common is None:
         pairs = tuple(zip(names.decode(), values, strict=True))
         return list(map(dict, _slices(pairs, vectors.counts)))
-    # All have the same names, as those of one program.
     found: list[dict[str, JSON]] = [{} for _ in range(len(tables))]
-    for at, same in enumerate(each_name):
-        (name,) = same.row(0).decode()
-        for properties, value in zip(found, values[at::width], strict=True):
+    for at, name in enumerate(common):
+        for properties, value in zip(found, values[at :: len(common)], strict=True):
             properties[name] = value
     return found
+
+
+def _common_names(names: Vectors, counts: Positions) -> list[str] | None:
+    """Return the names that all rows have, in this order; None if they differ."""
+    width = counts.item(0)
+    if (counts != width).any():  # first: one long row would make a column of each of its names
+        return None
+    columns = (names.select(np.arange(at, len(names), width)) for at in range(width))
+    if any(it.changes()[1:].any() for it in columns):
+        return None
+    return names.select(np.arange(width)).decode()
 
 
 def logs_of(tables: Tables) -> list[tuple[SnapshotId, ...]]:
