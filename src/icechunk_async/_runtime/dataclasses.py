@@ -20,6 +20,7 @@ What does not:
 * A field without a default after one that has one is found by type checkers, and else not before
   the first instance.
 * A plain class that derives from a frozen one cannot add attributes.
+* `super()` without arguments fails in methods of a class with slots, as there before Python 3.14.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ class AsyncCloseableIterator[T]:
     """Iterates over the items of an asynchronous iterator that runs on the portal's loop.
 
     Items are fetched in batches of doubling size: a long iteration takes few turns of the loop,
-    and one that ends early has fetched at most twice the items that were used.
+    and one that ends early has fetched at most twice the items that were used. Of pages the last
+    one is fetched whole.
     """
 
     def __init__(self, items: AsyncIterator[T], *, parts: int = 1) -> None:

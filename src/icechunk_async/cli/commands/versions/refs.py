@@ -95,8 +95,8 @@ async def list_tags(repository: Repository) -> RefList:
 
 async def _list(repository: Repository, kind: str) -> RefList:
     targets = await ref_targets(repository, kind)
-    # All is in one file or each snapshot has its own. Tasks where nobody waits would only import
-    # what starts them.
+    # Where one file holds all snapshots no lookup waits, and tasks would only import what starts
+    # them.
     limit = CONCURRENT_LOOKUPS if repository.engine.history.state is None else 1
     infos = await bounded_map(
         lambda target: repository.lookup_snapshot(target[1]), targets, limit=limit
