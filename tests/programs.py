@@ -86,8 +86,7 @@ class _Ready:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            encoding="utf-8",
-            bufsize=1,
+            bufsize=0,  # `select` does not see what a buffer holds
         )
         atexit.register(self._end)
 
@@ -95,8 +94,7 @@ class _Ready:
         """Return the exit code of a program; negative: the signal that killed it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         pid = int(self._process.stdout.readline())
         if not select([self._process.stdout], [], [], timeout)[0]:
             os.kill(pid, signal.SIGKILL)

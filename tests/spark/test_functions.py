@@ -14,6 +14,8 @@ from pyspark.errors import PySparkException
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import register_functions
+from icechunk_async.spark.options import ReadOptions
+from icechunk_async.spark.read.functions import _plan_read
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk
@@ -153,6 +155,45 @@ def test_what_cannot_be_asked_is_refused_before_tasks(spark: SparkSession, direc
     far = _from(spark, f"icechunk_aggregate('{directory}', 'far', 'max')")
     with pytest.raises(PySparkException, match=r"is 30000-01-01.*timestamp_ntz cannot hold"):
         far.collect()
+
+
+def test_options_that_choose_rows_are_refused() -> None:
+    """Not followed by some of the functions: an aggregate would be of all rows, without a word."""
+    spark: Any = None
+    for name, value in {
+        "where": "t < 5",
+        "Group": "g",
+        "arrays": "t",
+        "table": "refs",
+        "layout": "chunks",
+    }.items():
+        with pytest.raises(InvalidInputError, match="in each statement"):
+            register_functions(spark, options={name: value})
+
+
+def test_times_that_python_has_no_objects_for_are_refused(repository: Repository, url: str) -> None:
+    """By a sentence that names the column; other columns and rows are read."""
+    session = repository.writable_session("main")
+    for name, data in {"t": np.arange(2), "when": np.array(["2020", "30000"], "M8[Y]")}.items():
+        array = zarr.create_array(
+            session.store,
+            name=name,
+            shape=(2,),
+            chunks=(1,),
+            dtype=data.astype("M8[s]").dtype if name == "when" else data.dtype,
+            dimension_names=["x"],
+            fill_value=0,
+        )
+        array[:] = data
+    session.commit("far")
+
+    def rows(**given: str) -> list[Any]:
+        return list(_plan_read(ReadOptions.parse({"path": url, **given})).rows())
+
+    assert rows(arrays="t") == [(0, 0), (1, 1)]
+    assert rows(where="x = 0") == [(0, 0, datetime(2020, 1, 1))]
+    with pytest.raises(InvalidInputError, match="'when' has times outside of the years 1 to 9999"):
+        rows()
 
 
 def test_too_many_rows_for_one_task_are_refused(

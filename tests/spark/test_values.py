@@ -151,6 +151,30 @@ def test_value_that_fits_is_stored(
     assert np.asarray(found).dtype == np.dtype(dtype) or dtype == "O"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind", "cf", "stored"),
+    [
+        ("f4", pa.float64(), {}, "nan"),
+        ("f8", pa.timestamp("us"), DAYS, "nan"),
+        ("M8[s]", pa.timestamp("us"), {}, "NaT"),
+        ("m8[s]", pa.duration("us"), {}, "NaT"),
+        ("i4", pa.int32(), {}, None),
+        ("i4", pa.timestamp("us"), DAYS, None),
+        ("?", pa.bool_(), {}, None),
+        ("U3", pa.string(), {}, None),
+    ],
+)
+def test_null_without_a_fill_value_is_nan_nat_or_refused(
+    dtype: str, kind: pa.DataType, cf: dict[str, object], stored: str | None
+) -> None:
+    """Refused where the type of the array has neither."""
+    if stored is not None:
+        assert str(np.asarray(_encode(dtype, None, kind, cf))) == stored
+        return
+    with pytest.raises(ValueRefusedError, match="no value for missing data"):
+        _encode(dtype, None, kind, cf)
+
+
 def test_encodings_are_those_of_xarray() -> None:
     """Stored values decode to what the rows had, for every encoding that this module knows."""
     frame = {

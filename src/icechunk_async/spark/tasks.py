@@ -102,7 +102,8 @@ def check_result_size(spark: SparkSession, chunks: int) -> None:
 
     Args:
         spark: the session, which knows the bound.
-        chunks: chunks that the tasks write; for each up to 25 bytes come back.
+        chunks: chunks that the tasks write; for each up to 25 bytes come back. Chunks that are
+            small enough to be stored inline come back whole, which is not counted.
 
     Raises:
         InvalidInputError: the results could pass `spark.driver.maxResultSize`.

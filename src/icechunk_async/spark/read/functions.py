@@ -37,6 +37,7 @@ from icechunk_async.zarr.queries.predicates import parse_where
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType
 
@@ -64,7 +65,7 @@ def register_functions(
     `icechunk_history(url, version)` has the snapshots that led to a state, the newest first.
     `icechunk_aggregate(url, array, function, where, version)` has one row, with the `value` of
     `Session.aggregate` (count, min, max, sum, mean, var or std) and what it cost; chunks whose
-    statistics are known are not read. All arguments are text and can be given by name; those after
+    statistics suffice are not read. All arguments are text and can be given by name; those after
     `url`, or `function`, can be left out. A `version` is a branch, by default `main`, a tag, the id
     of a snapshot, or steps back such as `main~2`.
 
@@ -77,10 +78,10 @@ def register_functions(
         The names of the functions. Functions of these names are replaced.
 
     Raises:
-        InvalidInputError: an option is unknown.
+        InvalidInputError: an option is unknown, or says which rows to read.
     """
     given = dict(options or {})
-    ReadOptions.parse({"path": "memory://functions", **given})
+    _check_shared(ReadOptions.parse({"path": "memory://functions", **given}))
     functions = {
         "read_icechunk": _reading(given),
         "icechunk_history": _history(given),
@@ -89,6 +90,17 @@ def register_functions(
     for name, function in functions.items():
         spark.udtf.register(name, cast("Any", sql).udtf(function, useArrow=False))
     return tuple(functions)
+
+
+def _check_shared(options: ReadOptions) -> None:
+    """Refuse options that some functions would ignore, as aggregates would ignore `where`."""
+    chosen = (options.group, options.arrays, options.where, options.table)
+    if any(chosen) or options.layout != "rows":
+        raise InvalidInputError(
+            "The options 'group', 'arrays', 'where', 'table' and 'layout' cannot be given to all "
+            "table functions. Name groups, arrays and conditions in each statement; for the others "
+            "load a data frame with the format 'icechunk'."
+        )
 
 
 # The classes are made by functions: what is found by its name in a module travels as that name, and
@@ -216,8 +228,20 @@ class _ReadResult(AnalyzeResult):
         assert self.reader is not None
         for part in self.parts:
             for batch in self.reader.read(part):
-                columns = [batch.column(place).to_pylist() for place in range(batch.num_columns)]
+                columns = [_objects(batch, place) for place in range(batch.num_columns)]
                 yield from zip(*columns, strict=True)
+
+
+def _objects(batch: pa.RecordBatch, place: int) -> list[Any]:
+    try:
+        return batch.column(place).to_pylist()
+    except OverflowError:
+        name = batch.schema.field(place).name
+        raise InvalidInputError(
+            f"The column {name!r} has times outside of the years 1 to 9999, which Python has no "
+            "objects for. Leave it out with arrays => '...' or such rows with where => '...', or "
+            "use a view of icechunk_async.spark.register_views."
+        ) from None
 
 
 def _plan_read(options: ReadOptions) -> _ReadResult:

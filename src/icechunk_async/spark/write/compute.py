@@ -127,7 +127,8 @@ def map_chunks(
 
     Raises:
         InvalidInputError: axes of an input cannot be matched, or there are more chunks than
-            `spark.driver.maxResultSize` has room for at 25 bytes each; no task ran.
+            `spark.driver.maxResultSize` has room for at 25 bytes each, which is what a reference to
+            an object takes at most; no task ran.
         ContainsArrayError: the array to create exists.
         ConflictError: another writer was first and `rebase_with` did not settle it, or another
             writer changed an input that was read from the branch.
