@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -234,7 +235,7 @@ def test_output_that_is_an_input_is_read_before_it_changes(
     array[:] = np.arange(8)
     session.commit("made")
     before = Input("s", lambda at: (slice(max(0, at[0].start - 1), at[0].stop),))
-    none: Any = None
+    none: Any = SimpleNamespace(conf={})  # tasks run here
     map_chunks(none, url, lambda it: np.full(2, it[0], "i4"), [before], "s", tasks=tasks)
     np.testing.assert_array_equal(read(url, "s"), [0, 0, 1, 1, 3, 3, 5, 5])
 
@@ -257,7 +258,7 @@ def test_input_changed_by_another_commit_is_a_conflict(
         return answers
 
     monkeypatch.setattr(chunkwise, "run_tasks", racing)
-    none: Any = None
+    none: Any = SimpleNamespace(conf={})  # tasks run here
     out = NewArray("out", DATA.shape, DATA.shape, "f4", NAMES)
     solver = ConflictDetector()
     changes = True
