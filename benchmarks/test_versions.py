@@ -55,7 +55,7 @@ COMPARE = "net diff of a commit and the one before it"
 COMPARE_BRANCHES = "net diff of two branches"
 MERGE = "merge a changed chunk"
 TOLD = "be told of a commit"
-REQUESTS = {COMPARE: 9, COMPARE_BRANCHES: 8, MERGE: 16, TOLD: 1}
+REQUESTS = {COMPARE: 7, COMPARE_BRANCHES: 6, MERGE: 15, TOLD: 1}
 
 
 @pytest.mark.parametrize("between", DIFFERENCES)

@@ -269,7 +269,7 @@ def _init(cls: type, declared: Mapping[str, _Declared]) -> Any:
         lines.append("self.__post_init__()")
     if named:
         positional += ["*", *named]
-    made = _compiled(f"__init__({', '.join(positional)})", lines or ["pass"], known)
+    made = _compiled(cls, f"__init__({', '.join(positional)})", lines or ["pass"], known)
     made.__annotations__ = {
         **{name: it.annotation for name, it in declared.items() if _says(it, "init")},
         "return": None,
@@ -292,23 +292,23 @@ def _is_slot(found: object) -> TypeGuard[MemberDescriptorType]:
     return isinstance(found, MemberDescriptorType)
 
 
-def _eq(_cls: type, declared: Mapping[str, _Declared]) -> Any:
+def _eq(cls: type, declared: Mapping[str, _Declared]) -> Any:
     names = [name for name, it in declared.items() if _says(it, "compare")]
     lines = [
         "if other.__class__ is self.__class__:",
         f" return {_tuple_of('self', names)} == {_tuple_of('other', names)}",
         "return NotImplemented",
     ]
-    return _compiled("__eq__(self, other)", lines, {})
+    return _compiled(cls, "__eq__(self, other)", lines, {})
 
 
-def _hash(_cls: type, declared: Mapping[str, _Declared]) -> Any:
+def _hash(cls: type, declared: Mapping[str, _Declared]) -> Any:
     names = [
         name
         for name, it in declared.items()
         if _says(it, "compare" if getattr(it.default, "hash", None) is None else "hash")
     ]
-    return _compiled("__hash__(self)", [f"return hash({_tuple_of('self', names)})"], {})
+    return _compiled(cls, "__hash__(self)", [f"return hash({_tuple_of('self', names)})"], {})
 
 
 def _repr(_cls: type, declared: Mapping[str, _Declared]) -> Any:
@@ -331,9 +331,12 @@ def _tuple_of(owner: str, names: Iterable[str]) -> str:
     return f"({''.join(f'{owner}.{name}, ' for name in names)})"
 
 
-def _compiled(head: str, lines: Iterable[str], known: Mapping[str, Any]) -> Any:
-    """Return a function whose only globals are these: a third cheaper than one in a closure."""
-    names = dict(known)
+def _compiled(cls: type, head: str, lines: Iterable[str], known: Mapping[str, Any]) -> Any:
+    """Return a function whose only globals are these: a third cheaper than one in a closure.
+
+    They say the module of the class, by which tracebacks are told from those of callers.
+    """
+    names = {"__name__": cls.__module__, **known}
     exec(f"def {head}:\n  " + "\n  ".join(lines), names)  # noqa: S102 -- made of names of fields
     return names[head[: head.index("(")]]
 

@@ -444,3 +444,14 @@ print(*(it.__name__ for it in made if it.__module__.startswith("icechunk_async."
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout.decode().split() == ["PublicationName", "Pattern"]
+
+
+def test_methods_belong_to_the_module_of_the_class() -> None:
+    """Tracebacks leave out frames of this library by the name that their globals have."""
+
+    @dataclass(frozen=True)
+    class Made:
+        a: int
+
+    for method in (Made.__init__, Made.__eq__, Made.__hash__):
+        assert method.__globals__["__name__"] == __name__  # type: ignore[attr-defined]

@@ -36,8 +36,9 @@ from icechunk_async.cli import main
 async def hang(*_arguments, **_options):
     print("ready", flush=True)
     await asyncio.sleep(60)
+    yield
 
-Repository.lookup_branch = hang
+Repository.ancestry = hang
 sys.argv = ["icechunk-async", "log", sys.argv[1]]
 main()
 """
