@@ -89,10 +89,10 @@ def default_tasks(spark: SparkSession, pieces: int) -> int:
 
 
 def default_files(spark: SparkSession, files: int) -> int:
-    """Return the number of files that a task scans: 50 at most, for sixteen tasks for each core.
+    """Return the number of files that a task scans: at most 50, fewer to give each core 16 tasks.
 
-    A task costs Spark tens of milliseconds, as much as a small file; so many that a large file
-    keeps no core waiting for long.
+    Starting a task takes Spark as long as scanning a small file, so tasks scan several. With 16
+    tasks for each core, no core waits long for another that has large files.
     """
     return max(1, min(_MOST_FILES, files // (total_cores(spark) * _SCANS_PER_CORE)))
 

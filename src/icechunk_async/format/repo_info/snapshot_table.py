@@ -10,12 +10,7 @@ from icechunk_async.format.flatbuffers.checks import columns_pay
 from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.metadata import read_each
-from icechunk_async.format.repo_info.snapshots import (
-    BLOCK,
-    NO_PARENT,
-    SnapshotInfo,
-    no_such_parent,
-)
+from icechunk_async.format.repo_info.snapshots import BLOCK, NO_PARENT, SnapshotInfo, no_such_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.repo_info.snapshot_page import Page, SnapshotPage
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 
-__all__ = [
-    "BLOCK",
-    "NO_PARENT",
-    "SnapshotInfo",
-    "Snapshots",
-    "no_such_parent",
-]
+__all__ = ["BLOCK", "NO_PARENT", "SnapshotInfo", "Snapshots", "no_such_parent"]
 
 _SPEC: Final = 2
 NO_PARENT: Final = -1
