@@ -16,13 +16,14 @@ from icechunk_async import Repository as NativeRepository
 from icechunk_async.errors import StorageClosedError
 from icechunk_async.sync import Attribution, IcechunkError, Repository, Storage, http_storage
 from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.handles import repositories
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async_memory import MemoryStorage
 from tests.helpers import memory_url
 from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from pathlib import Path
 
     from icechunk_async.storage import Storage as AsyncStorage
@@ -98,25 +99,47 @@ def test_closing_gives_up_an_opening_that_waits(url: str) -> None:
 
 
 def test_a_repository_closed_at_any_moment_of_its_opening_is_closed(
-    url: str, open_storages: list[MemoryStorage]
+    url: str, open_storages: list[MemoryStorage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, in, and after each step; the one that asked is told, or got it before."""
+    began = threading.Event()
+
+    def announced[T](work: Coroutine[Any, Any, T]) -> T:
+        began.set()
+        return run(work)
+
+    monkeypatch.setattr(repositories, "run", announced)
     ends: set[str] = set()
     for steps in range(40):
         handle = RepositoryHandle(Source(Storage(url)))
-        ends.add(run(_close_after(handle, steps)))
+        began.clear()
+        ends.add(run(_close_after(handle, steps, began)))
         assert not open_storages, steps
         with pytest.raises(StorageClosedError):
             handle.now()
     assert ends == {"StorageClosedError", "opened"}
 
 
-async def _close_after(handle: RepositoryHandle, steps: int) -> str:
-    """Begin to open, let the loop turn, and close from another thread."""
+async def _close_after(handle: RepositoryHandle, steps: int, began: threading.Event) -> str:
+    """Begin to open, let the loop turn, and close from another thread.
+
+    The loop stands still until closing has started: it might open everything before that thread
+    runs.
+    """
+
+    def close() -> None:
+        try:
+            handle.close()
+        finally:
+            began.set()  # also if there was nothing to wait for
+
     opening = asyncio.ensure_future(handle.repository())
     for _ in range(steps):
         await asyncio.sleep(0)
-    await asyncio.to_thread(handle.close)
+    closing = asyncio.get_running_loop().run_in_executor(None, close)
+    while not began.is_set():
+        pass  # a wait that lets the other thread run, and not the loop
+    await closing
     try:
         await opening
     except StorageClosedError as error:
