@@ -113,6 +113,58 @@ def test_gaps_are_refused_unless_they_are_meant(repository: Repository) -> None:
     assert np.array_equal(found.v.values, [0, 0, 0, 1, nan, nan, nan, 1], equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("units", "start", "step", "dtype"),
+    [
+        ("days since 1850-01-01", "2300-01-01", "86400s", "i4"),
+        ("days since 0001-01-01", "1600-02-27", "86400s", "f8"),
+        ("seconds since 1970-01-01", "2262-04-11T12:00", "21600s", "i8"),
+        ("hours since 1900-01-01", "9999-12-20", "3600s", "i4"),
+    ],
+)
+def test_times_beyond_nanoseconds_are_stored_exactly(
+    repository: Repository, units: str, start: str, step: str, dtype: str
+) -> None:
+    """Before 1678 and after 2262, where the array's own units have them."""
+    length = np.timedelta64(int(step[:-1]), "s")
+    every = np.datetime64(start, "s") + length * np.arange(8)
+    session = repository.writable_session("main")
+    attributes = {"x": {"units": units, "calendar": "proleptic_gregorian"}}
+    encoding = {it: {"chunks": (2,)} for it in "vx"}
+    encoding["x"] |= {"dtype": dtype, **attributes["x"]}  # type: ignore[dict-item]
+    ds = xr.Dataset({"v": ("x", np.zeros(3))}, {"x": every[:3]})
+    ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
+    session.commit("made")
+    _write(repository, every[3:6].astype("M8[us]"), every[6:].astype("M8[us]"))
+    store = repository.readonly_session("main").store
+    coder = xr.coders.CFDatetimeCoder(time_unit="s")
+    found = xr.open_zarr(store, consolidated=False, decode_times=coder).load()
+    assert found.x.values.astype("M8[s]").tolist() == every.tolist()
+    assert found.v.values.tolist() == [0, 0, 0, 1, 2, 3, 1, 2]
+    _write(repository, every.astype("M8[us]"), overwrite=True)  # each is found
+    store = repository.readonly_session("main").store
+    again = xr.open_zarr(store, consolidated=False, decode_times=coder).load()
+    assert again.x.equals(found.x)
+    assert again.v.values.tolist() == list(range(1, 9))
+    beside = every[-1:] + length // 2
+    with pytest.raises(OutsideGridError, match=rf"A row has {beside[0]!s}.*in column 'x'"):
+        _write(repository, beside.astype("M8[us]"))
+
+
+def test_times_that_the_units_cannot_count_are_refused(repository: Repository) -> None:
+    """Column and value are named, and nothing is published."""
+    last = np.datetime64("1970-01-01") + np.timedelta64(32_767, "D")
+    session = repository.writable_session("main")
+    ds = xr.Dataset({"v": ("x", np.zeros(2))}, {"x": last - np.array([1, 0])})
+    encoding = {"x": {"dtype": "i2", "units": "days since 1970-01-01"}}
+    ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
+    tip = session.commit("made")
+    day = (last + np.array([1])).astype("M8[us]")
+    with pytest.raises(InvalidInputError, match=r"2059, 9, 19.*of column 'x'.*days since"):
+        _write(repository, day)
+    assert repository.lookup_branch("main") == tip
+
+
 def test_far_rows_do_not_grow_an_array_by_mistake(repository: Repository) -> None:
     """Not even with gaps: a year of 2261 is refused where it is read."""
     _make(repository, np.arange(3))

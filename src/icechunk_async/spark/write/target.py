@@ -339,7 +339,9 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
         NodeNotFoundError: there is no such group.
         InvalidInputError: it cannot be opened as a dataset.
     """
-    import xarray  # noqa: PLC0415 -- takes seconds, and processes that only commit do without
+    # Takes seconds, and processes that only commit do without.
+    import xarray  # noqa: PLC0415
+    from xarray.coders import CFDatetimeCoder  # noqa: PLC0415
 
     opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
     try:
@@ -354,6 +356,8 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
                 zarr_format=3,
                 chunks=None,
                 create_default_indexes=False,
+                # As Spark counts: years outside 1678 to 2262, which nanoseconds have not, too.
+                decode_times=CFDatetimeCoder(time_unit="us"),
             )
     except FileNotFoundError as error:
         raise NodeNotFoundError(
