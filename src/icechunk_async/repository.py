@@ -2508,7 +2508,8 @@ class Repository:
 
         For objects that several chunks share, see `Packing`: they can only be collected as a
         whole. Arrays and the contents of chunks do not change, so the commit conflicts with no
-        other writer; chunks that others change meanwhile are left to them.
+        other writer; chunks that others change meanwhile are left to them. Statistics that
+        `analyze` or a commit made hold for the rewritten chunks, too.
 
         Other branches, tags and older snapshots still use the old objects. To free the space,
         expire snapshots afterwards and collect garbage.
@@ -2533,8 +2534,9 @@ class Repository:
         Cancellation: the commit may have been published; otherwise there is more garbage.
 
         Cost: lists all chunk objects and reads all manifests of the tip; reads and writes the
-        chunks that move, neighbours together. Memory: 28 bytes for each chunk object, the
-        references of one array, and what is read at a time.
+        chunks that move, neighbours together; for each array of these, a listing and the objects
+        with its statistics. Memory: 28 bytes for each chunk object, the references and statistics
+        of one array, and what is read at a time.
         """
         from icechunk_async.engine.upkeep.compact import compact  # noqa: PLC0415 -- slow to import
 

@@ -135,20 +135,21 @@ def test_times_beyond_nanoseconds_are_stored_exactly(
     ds = xr.Dataset({"v": ("x", np.zeros(3))}, {"x": every[:3]})
     ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
     session.commit("made")
-    _write(repository, every[3:6].astype("M8[us]"), every[6:].astype("M8[us]"))
+    given = every.astype("M8[us]").tolist()
+    _write(repository, given[3:6], given[6:])
     store = repository.readonly_session("main").store
     coder = xr.coders.CFDatetimeCoder(time_unit="s")
     found = xr.open_zarr(store, consolidated=False, decode_times=coder).load()
     assert found.x.values.astype("M8[s]").tolist() == every.tolist()
     assert found.v.values.tolist() == [0, 0, 0, 1, 2, 3, 1, 2]
-    _write(repository, every.astype("M8[us]"), overwrite=True)  # each is found
+    _write(repository, given, overwrite=True)  # each is found
     store = repository.readonly_session("main").store
     again = xr.open_zarr(store, consolidated=False, decode_times=coder).load()
     assert again.x.equals(found.x)
     assert again.v.values.tolist() == list(range(1, 9))
     beside = every[-1:] + length // 2
     with pytest.raises(OutsideGridError, match=rf"A row has {beside[0]!s}.*in column 'x'"):
-        _write(repository, beside.astype("M8[us]"))
+        _write(repository, beside.astype("M8[us]").tolist())
 
 
 def test_times_that_the_units_cannot_count_are_refused(repository: Repository) -> None:
@@ -159,7 +160,7 @@ def test_times_that_the_units_cannot_count_are_refused(repository: Repository) -
     encoding = {"x": {"dtype": "i2", "units": "days since 1970-01-01"}}
     ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
     tip = session.commit("made")
-    day = (last + np.array([1])).astype("M8[us]")
+    day = (last + np.array([1])).astype("M8[us]").tolist()
     with pytest.raises(InvalidInputError, match=r"2059, 9, 19.*of column 'x'.*days since"):
         _write(repository, day)
     assert repository.lookup_branch("main") == tip

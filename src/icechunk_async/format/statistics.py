@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChunkStatistics",
     "NumberKind",
+    "carried",
     "cells_within",
     "chunk_keys",
     "joined",
@@ -222,6 +223,44 @@ def chunk_keys(
     raw[:, _IDENTITY_BYTES:] = _extents(within, chunks)
     keys: Keys = raw.reshape(-1).view(f"S{_KEY_BYTES}")
     return keys, known
+
+
+def carried(rows: Rows, before: ChunkRefs, after: ChunkRefs) -> Rows:
+    """Return the rows of chunks whose bytes were copied, with the keys that the copies have.
+
+    Args:
+        rows: statistics of an array, in the order of their keys.
+        before: references to the chunks that were copied.
+        after: references to the copies, in the same order.
+
+    Returns:
+        Rows in the order of their keys, each key once. Chunks without statistics have none, and a
+        chunk that has them for several extents has them for each.
+    """
+    (old, known), (new, _) = (_whole_keys(it) for it in (before, after))
+    old, new = old[known], new[known]
+    about = np.zeros((len(rows), _KEY_BYTES), np.uint8)
+    about[:] = np.ascontiguousarray(rows["key"]).view(np.uint8).reshape(-1, _KEY_BYTES)
+    extents = about[:, _IDENTITY_BYTES:].copy()
+    about[:, _IDENTITY_BYTES:] = 0
+    identities = about.reshape(-1).view(f"S{_KEY_BYTES}")
+    first = np.searchsorted(identities, old, side="left")
+    counts = np.searchsorted(identities, old, side="right") - first
+    which = np.repeat(np.arange(len(old)), counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = first[which] + within
+    keys = np.ascontiguousarray(new[which]).view(np.uint8).reshape(-1, _KEY_BYTES).copy()
+    keys[:, _IDENTITY_BYTES:] = extents[places]
+    found: Rows = rows[places]
+    found["key"] = keys.reshape(-1).view(f"S{_KEY_BYTES}")
+    _, distinct = np.unique(found["key"], return_index=True)
+    copies: Rows = found[distinct]
+    return copies
+
+
+def _whole_keys(refs: ChunkRefs) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """Return the keys that chunks have if all of their cells are in the array."""
+    return chunk_keys(refs, np.ones((len(refs), refs.rank), np.int64), (1,) * refs.rank)
 
 
 def _words(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:

@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map, closing
 from icechunk_async._runtime.weighted_cache import WeightedCache
-from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from icechunk_async.format.ids import StatisticsId
 from icechunk_async.format.layout import STATISTICS, statistics_key, statistics_prefix
-from icechunk_async.format.statistics import ChunkStatistics, joined
+from icechunk_async.format.statistics import ChunkStatistics, carried, joined
 from icechunk_async.storage import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.statistics import NumberKind, Rows
     from icechunk_async.storage import Storage
 
@@ -85,6 +91,40 @@ class StatisticsFiles:
         await self._storage.put(statistics_key(statistics_id), statistics.encode(statistics_id))
         self._cache.put(statistics_id, statistics, 1 + len(statistics.rows))
         return statistics_id
+
+    async def carry(self, node_id: NodeId, before: ChunkRefs, after: ChunkRefs) -> int:
+        """Give copies of an array's chunks the statistics that the chunks have.
+
+        Args:
+            node_id: the array.
+            before: references to the chunks, whose bytes were copied.
+            after: references to the copies, in the same order.
+
+        Returns:
+            The number of rows that were stored. Storage that fails is logged, and 0 returned:
+            statistics are never needed.
+
+        Cost: a listing, one request for each object of the array's statistics that is not cached,
+        and one for each meaning of bytes that some of the chunks have statistics for.
+        """
+        try:
+            return await self._carry(node_id, before, after)
+        except StorageError as error:
+            _log.warning("statistics of %d copied chunk(s) stay unknown: %s", len(before), error)
+            return 0
+
+    async def _carry(self, node_id: NodeId, before: ChunkRefs, after: ChunkRefs) -> int:
+        found = await bounded_map(self._load, await self.find(node_id), limit=_AT_ONCE)
+        parts: dict[tuple[bytes, NumberKind], list[Rows]] = {}
+        for it in found:
+            if it is not None and len(rows := carried(it.rows, before, after)):
+                parts.setdefault((it.meaning, it.kind), []).append(rows)
+        stored = 0
+        for (meaning, kind), some in parts.items():
+            rows = joined(some, kind)
+            await self.put(node_id, ChunkStatistics(meaning, kind, rows))
+            stored += len(rows)
+        return stored
 
 
 def id_of(key: str) -> StatisticsId | None:

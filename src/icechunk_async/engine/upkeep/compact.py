@@ -235,7 +235,11 @@ class _Mover:
         self._dry_run = dry_run
 
     async def move(self, path: str, refs: ChunkRefs, rows: npt.NDArray[np.int64]) -> None:
-        """Move some chunks of an array. Memory: what is read at a time, and the packs."""
+        """Move some chunks of an array, and with them what is known of their values.
+
+        Memory: what is read at a time, the packs, and the statistics of the array.
+        """
+        parts = [ChunkRefs.empty(refs.rank)]
         for start in range(0, len(rows), _BATCH):
             part = rows[start : start + _BATCH]
             if not self._dry_run:
@@ -245,9 +249,15 @@ class _Mover:
                 )
                 moved = ChunkRefs.from_mapping(refs.rank, dict(zip(coords, places, strict=True)))
                 self._workspace.set_refs(path, moved)
+                parts.append(moved)
             self.chunks += len(part)
             self.size_bytes += int(refs.lengths[part].sum())
             self._progress(Progress("rewriting bytes of chunks", self.size_bytes, self._live_bytes))
+        if len(parts) > 1:
+            # Before the commit, so that no reader finds less known than before. Without one, these
+            # rows are about bytes that nothing refers to.
+            node_id, statistics = self._workspace.array(path).id, self._workspace.assets.statistics
+            await statistics.carry(node_id, refs.take(rows), ChunkRefs.concat(parts))
 
     async def _move(self, path: str, refs: ChunkRefs, row: int) -> NativeChunk:
         ref = refs.ref(row)
