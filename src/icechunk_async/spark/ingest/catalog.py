@@ -1,12 +1,16 @@
 """The record of ingested files: one row for each, kept as an array beside the data.
 
-It is written in the same commit as the data, so it is true of every snapshot. The array holds the
-bytes of an Arrow stream, which other programs can read.
+It is written in the same commit as the data, so it is true of every snapshot. The array holds one
+text of JSON for each file, which other programs can read, in chunks: an ingest writes those whose
+files changed, and those that are new. Earlier versions wrote all files as the bytes of one Arrow
+stream, which is read still, and replaced when something changes.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import field, fields
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -28,9 +32,11 @@ CATALOG: Final = "_ingest"
 """Name of the catalog's group, below that of the data."""
 _FILES: Final = "files"
 _ABOUT: Final = (
-    "The files that were ingested into the group above, as the bytes of an Arrow IPC stream. "
-    "Written by icechunk_async.spark.ingest_virtual."
+    "The files that were ingested into the group above, one in each text of JSON, in the order of "
+    "their data. Written by icechunk_async.spark.ingest_virtual."
 )
+_FILES_A_CHUNK: Final = 1024
+"""Some 20 kB once they are compressed: what is written anew when one file changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,11 @@ class Entry:
         """Return the entry of a row of the table."""
         arrays: list[str] | None = row.pop("arrays", None)
         return cls(**row, arrays=None if arrays is None else tuple(arrays))
+
+    def text(self) -> str:
+        """Return the entry as JSON. Equal entries give equal texts."""
+        row = {name: getattr(self, name) for name in _SCHEMA.names}
+        return json.dumps({name: it for name, it in row.items() if it is not None})
 
 
 _TYPES: Final = {
@@ -102,49 +113,93 @@ class Catalog:
             return cls()
         try:
             attributes: dict[str, Any] = dict(array.attrs)
-            with ipc.open_stream(np.asarray(array[...]).tobytes()) as reader:
-                rows = reader.read_all().to_pylist()
             settings = attributes["ingest"]
             return cls(
-                tuple(Entry.of_row(row) for row in rows),
+                tuple(Entry.of_row(row) for row in _rows(array)),
                 settings["concat_dim"],
                 tuple(settings["arrays"]),
                 tuple(settings["loaded"]),
                 dict(settings["attributes"]),
             )
-        except (KeyError, TypeError, ValueError, pa.ArrowInvalid) as error:
+        except (KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
             raise FormatError(
                 f"The array {path!r} is not a list of ingested files. Delete it to start over, or "
                 "ingest into another group."
             ) from error
 
     def write(self, store: Store, group: str) -> None:
-        """Write the catalog in a session."""
-        table = self.table()
-        sink = pa.BufferOutputStream()
-        with ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        written: Any = sink.getvalue()
-        data = np.frombuffer(written, np.uint8)
-        array = zarr.create_array(  # pyright: ignore[reportUnknownMemberType]
-            store,
-            name=f"{group}/{CATALOG}/{_FILES}".strip("/"),
-            shape=data.shape,
-            chunks=data.shape,
-            dtype="u1",
-            overwrite=True,
-            dimension_names=["byte"],
-            attributes={
-                "about": _ABOUT,
-                "ingest": {
-                    "concat_dim": self.concat_dim,
-                    "arrays": list(self.arrays),
-                    "loaded": list(self.loaded),
-                    "attributes": {path: list(names) for path, names in self.attributes.items()},
-                },
+        """Write the catalog in a session, in place of the one that is there.
+
+        Cost: reads the catalog that is there. Writes the chunks, of 1,024 files each, of which an
+        entry differs.
+        """
+        path = f"{group}/{CATALOG}/{_FILES}".strip("/")
+        texts = [it.text() for it in self.entries]
+        array, before = self._opened(store, path)
+        if array is None:
+            array = zarr.create_array(  # pyright: ignore[reportUnknownMemberType]
+                store,
+                name=path,
+                shape=(len(texts),),
+                chunks=(_FILES_A_CHUNK,),
+                dtype="string",
+                overwrite=True,
+                dimension_names=["file"],
+                attributes=self._attributes(),
+            )
+        else:
+            if array.shape != (len(texts),):
+                array.resize((len(texts),))
+            if dict(array.attrs) != self._attributes():
+                array.attrs.put(self._attributes())
+        differing = {
+            row // _FILES_A_CHUNK
+            for row, (old, new) in enumerate(zip_longest(before, texts))
+            if old != new and row < len(texts)
+        }
+        for chunk in sorted(differing):
+            rows = slice(chunk * _FILES_A_CHUNK, (chunk + 1) * _FILES_A_CHUNK)
+            array[rows] = np.array(texts[rows], object)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {
+            "about": _ABOUT,
+            "ingest": {
+                "concat_dim": self.concat_dim,
+                "arrays": list(self.arrays),
+                "loaded": list(self.loaded),
+                "attributes": {path: list(names) for path, names in self.attributes.items()},
             },
-        )
-        array[...] = data
+        }
+
+    @staticmethod
+    def _opened(store: Store, path: str) -> tuple[Any, list[str]]:
+        """Return the array that is there, and its texts; None if it has to be made anew."""
+        try:
+            array: Any = zarr.open_array(store, path=path, mode="r+")  # pyright: ignore[reportUnknownMemberType]
+        except FileNotFoundError:
+            return None, []
+        if array.dtype.kind != "T" or array.chunks != (_FILES_A_CHUNK,):
+            return None, []
+        return array, array[...].tolist()
+
+
+def _rows(array: zarr.Array[Any]) -> list[dict[str, Any]]:
+    """Return the rows of a catalog.
+
+    Raises:
+        TypeError, ValueError, RecursionError, pa.ArrowException: the array is something else.
+    """
+    values = np.asarray(array[...])
+    if values.dtype.kind != "T":
+        with ipc.open_stream(values.tobytes()) as reader:
+            old: list[dict[str, Any]] = reader.read_all().to_pylist()
+            return old
+    rows: list[Any] = [json.loads(it) for it in values.tolist()]
+    if not all(isinstance(it, dict) and None not in it.values() for it in rows):
+        raise TypeError("not every text is an object without null")
+    pa.Table.from_pylist(rows, _SCHEMA)  # refuses values of other types
+    return rows
 
 
 def table_of(entries: Iterable[Entry]) -> pa.Table:
