@@ -110,7 +110,7 @@ def test_catalogs_of_earlier_versions_are_read_and_replaced(repo: Repository) ->
         attributes={"ingest": settings},
     )
     array[...] = data
-    session.commit("as it was")
+    session.commit("made by an earlier version")
     assert read(repo) == old
     more = replace(old, entries=(*old.entries, entry(3)))
     write(repo, more)
@@ -125,7 +125,7 @@ NULLS = '{"location":null,"stamp":null,"group":"/","start":0,"count":0,"referenc
     "text", ["", "no JSON", "[]", "5", '{"location": 5}', '{"location": "x"}', "[" * 100_000, NULLS]
 )
 def test_other_texts_are_no_catalog(repo: Repository, text: str) -> None:
-    """Whatever they are."""
+    """Each is refused with one error."""
     write(repo, Catalog((entry(1),)))
     session = repo.writable_session("main")
     array: Any = zarr.open_array(session.store, path=PLACE, mode="r+")
