@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope
+from icechunk_async.format.flatbuffers.single import Reader, Row
 from icechunk_async.format.snapshot import (
     ArrayData,
     Dimension,
@@ -28,6 +29,7 @@ from tests.unit.format.samples import (
     SNAPSHOT_IDS,
     TEXTS,
     TIMES,
+    manifest_id,
     node_id,
     snapshot_id,
 )
@@ -302,3 +304,35 @@ def test_nodes_are_found_by_id_any_number_of_times() -> None:
     nodes = nodes_of(["/a" * 50, "/b"])
     for _ in range(100):
         assert nodes.path_of(node_id(0)) == "/a" * 50
+
+
+def test_many_lookups_decode_the_lists_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones halve the sorted list, and look at ten entries each."""
+    looked_at = 0
+    item = Reader.item
+
+    def counted(reader: Reader, first: int, index: int) -> Row:
+        nonlocal looked_at
+        looked_at += 1
+        return item(reader, first, index)
+
+    monkeypatch.setattr(Reader, "item", counted)
+    paths = [f"/{number:04}" for number in range(1000)]
+    files = {it.id: it for it in (ManifestFileInfo(manifest_id(n), n, 1) for n in range(1000))}
+    nodes = in_memory(paths)
+    encoded = encode_snapshot(
+        Snapshot(snapshot_id(1), None, 5, "", manifests=files, nodes=nodes), 2
+    )
+    for few in (True, False):
+        snapshot = decode_snapshot(Envelope(2, encoded))
+        looked_at = 0
+        count = 20 if few else 1000
+        for path in paths[::-1][:count]:
+            assert snapshot.nodes[path].path == path
+        for manifest in list(files)[::-1][:count]:
+            assert snapshot.manifests[manifest] == files[manifest]
+        found = looked_at
+        if few:
+            assert "index" not in vars(snapshot.nodes.table), "decoded for a few lookups"
+        else:
+            assert found < 3500

@@ -21,9 +21,9 @@ from icechunk_async.engine.sidecars.digests import digests_of, listed
 from icechunk_async.errors import FormatError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList
 from icechunk_async.format.ids import ManifestId
+from icechunk_async.format.manifest.merging import merge
 from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
-from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.manifest.seekable.patching import MAX_PATCHED_REFS
 from icechunk_async.format.snapshot import Files, ManifestFileInfo, ManifestRef
 from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
@@ -440,16 +440,7 @@ class Flusher:
         if changes.kept_grid is not None:
             box = tuple((a, min(b, c)) for (a, b), c in zip(box, changes.kept_grid, strict=True))
         ours = columns if len(cell.changes) == len(columns) else columns.take(cell.changes)
-        kept: list[ChunkRefs] = []
-        for part in parts:
-            keep = part.inside(box)
-            if len(ours):  # deletions included, which are dropped from ours below
-                keep &= ~rows_in(part.coords, ours.coords)
-            kept.append(part if keep.all() else part.take(keep))
-        there = ours.kinds != Kind.DELETED
-        if not there.all():
-            ours = ours.take(there)
-        refs = ChunkRefs.concat([*kept, ours]).sort()
+        refs = merge(parts, ours, box)
         if len(refs) == 0:
             return None
         manifest_id = ManifestId.random(self._assets.layout.id_bytes)

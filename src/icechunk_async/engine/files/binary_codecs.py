@@ -20,6 +20,7 @@ from icechunk_async.format.envelope import (
     unpack,
     with_cut_seconds,
 )
+from icechunk_async.format.manifest.few import encode_few
 from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.seekable.patching import patch_manifest
@@ -124,7 +125,11 @@ class _Manifests:
         level: int,
         dictionary: LocationDictionary | None,
     ) -> bytes:
-        payload = encode_manifest(manifest_id, arrays, location_dictionary=dictionary)
+        payload: memoryview | None = None
+        if len(arrays) == 1:
+            payload = encode_few(manifest_id, *next(iter(arrays.items())))
+        if payload is None:
+            payload = encode_manifest(manifest_id, arrays, location_dictionary=dictionary)
         if any(refs.has_cut_seconds for refs in arrays.values()):  # such a file is not seekable
             return with_cut_seconds(
                 pack(payload, FileType.MANIFEST, self.spec_version, level=level)

@@ -17,6 +17,7 @@ __all__ = [
     "beyond_table",
     "columns_pay",
     "lacking",
+    "lookups_pay_for_all",
     "misaligned",
     "outside",
     "pointless",
@@ -37,10 +38,18 @@ FEW: Final = 32
 _MANY: Final = 1024
 """To read this number of tables one by one takes half as long as to import NumPy."""
 
+_DECODED_PER_LOOKUP: Final = 64
+"""Items that are decoded by columns in the time of a lookup that halves a sorted list."""
+
 
 def columns_pay(count: int) -> bool:
     """Return whether to read ``count`` tables by columns, which needs NumPy."""
     return count >= (FEW if "numpy" in sys.modules else _MANY)
+
+
+def lookups_pay_for_all(lookups: int, count: int) -> bool:
+    """Return whether lookups in a list took about as long as decoding all of it."""
+    return lookups > FEW + count // _DECODED_PER_LOOKUP
 
 
 def outside() -> FormatError:

@@ -11,6 +11,7 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
+from icechunk_async.format.flatbuffers.checks import lookups_pay_for_all
 from icechunk_async.format.ids import ManifestId
 
 if TYPE_CHECKING:
@@ -95,8 +96,9 @@ class FileColumns:
 class Files(Mapping[ManifestId, ManifestFileInfo]):
     """The manifests that a snapshot lists.
 
-    A lookup halves the file's list, which is sorted by id; others decode it once, by columns. Where
-    there is no file of format version 1 or 2 they are values, whose ids may be of other lengths.
+    A lookup halves the file's list, which is sorted by id; after many of them, and for all else, it
+    is decoded once, by columns. Where there is no file of format version 1 or 2 they are values,
+    whose ids may be of other lengths.
     """
 
     def __init__(self, infos: Iterable[ManifestFileInfo] = ()) -> None:
@@ -181,7 +183,7 @@ class Files(Mapping[ManifestId, ManifestFileInfo]):
     def _find(self, manifest_id: ManifestId) -> ManifestFileInfo | None:
         if self._are_values:
             return None
-        if self._columns is None and self._file is not None:
+        if self._columns is None and self._file is not None and not self._file.columns_pay:
             found = self._file.halve(manifest_id)
             if found is not None:
                 return found
@@ -215,9 +217,16 @@ class _StoredFiles:
         self._buffer = buffer
         self._tables.check_tables()
         self._reader = Reader(buffer.payload)
+        self._halved = 0
+
+    @property
+    def columns_pay(self) -> bool:
+        """Whether lookups took about as long as decoding all manifests will, and more may come."""
+        return lookups_pay_for_all(self._halved, self._tables.counts.item())
 
     def halve(self, manifest_id: ManifestId) -> ManifestFileInfo | None:
         """Return a manifest if it is where it should be; of equal ones the last one counts."""
+        self._halved += 1
         first, count = self._tables.starts.item(), self._tables.counts.item()
 
         def id_at(row: int) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
+from icechunk_async.format.flatbuffers.checks import lookups_pay_for_all
 from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.snapshot.columns import (
@@ -59,8 +60,8 @@ class NodeTable(TableList):
     """The nodes of a file.
 
     A lookup halves the file's list, which is sorted by path, and reads a few nodes on its way.
-    Where it finds nothing, and for listings, the paths of all nodes are decoded once: other writers
-    may have stored paths out of order, or not in normal form.
+    After many of them, where one finds nothing, and for listings, the paths of all nodes are
+    decoded once: other writers may have stored paths out of order, or not in normal form.
     """
 
     def __init__(self, entries: Vectors, spec_version: int) -> None:
@@ -70,6 +71,7 @@ class NodeTable(TableList):
         self.spec_version = spec_version
         self.known: dict[str, Node] = {}
         """Nodes that were read one by one."""
+        self._halved = 0
 
     @cached_property
     def index(self) -> _Index:
@@ -110,10 +112,11 @@ class NodeTable(TableList):
         Raises:
             FormatError: a node that was looked at is damaged, or there are two at the path.
 
-        Cost: the logarithm of the number of nodes; time in proportion to it for the first path
-        that is not found.
+        Cost: the logarithm of the number of nodes; time in proportion to it once, for the first
+        path that is not found, or when many were.
         """
-        if "index" not in self.__dict__:
+        if "index" not in self.__dict__ and not lookups_pay_for_all(self._halved, self._count):
+            self._halved += 1
             row = self._halve(path.encode(errors="surrogatepass"))
             if row is not None:
                 return row
