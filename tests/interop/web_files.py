@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 __all__ = ["WebFile", "WebFiles", "web_files"]
 
@@ -35,6 +36,8 @@ class WebFiles:
     files: dict[str, WebFile] = field(default_factory=dict[str, WebFile])
     ranges: bool = True
     asked: list[str] = field(default_factory=list[str])
+    during: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Called with the path of each request, which is answered within the block."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -53,7 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        with self.server.served.during(self.path):
+            self._answer(with_body=True)
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)

@@ -320,7 +320,7 @@ def test_a_task_has_its_share_of_the_budget(
         def cpus(self) -> int:
             return 1
 
-    monkeypatch.setattr("icechunk_async.spark.shared.TaskContext.get", Task)
+    monkeypatch.setattr("icechunk_async.spark.requests.TaskContext.get", Task)
     shared = SharedRepository.of(repository)
     table = run_job(
         session_here(),

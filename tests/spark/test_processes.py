@@ -14,7 +14,7 @@ import zarr
 
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.read.reader import Reading
-from icechunk_async.spark.shared import Budget, tasks_at_a_time
+from icechunk_async.spark.requests import Budget, tasks_at_a_time
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage

@@ -19,6 +19,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.spark.read.pushdown import parse_where
+from icechunk_async.spark.requests import JOB_REQUESTS, JOB_SETTING
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.write.publish import Transaction
 from icechunk_async.storage.registry import normalize_url
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from icechunk_async.spark.read.pushdown import Predicate
-    from icechunk_async.spark.shared import Budget
+    from icechunk_async.spark.requests import Budget
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.session import Session
 
@@ -427,6 +428,14 @@ OPTIONS: Final = (
         _count,
     ),
     Option(
+        "max-requests",
+        _ALL,
+        "requests at a time of the whole job, divided by its tasks that run at once; see "
+        "[Requests](../explanation/spark.md#requests)",
+        _positive,
+        shown=f"`{JOB_SETTING}` of the session, or {JOB_REQUESTS}",
+    ),
+    Option(
         "executor-cores",
         _WRITING,
         "tasks of one executor that share its budget of requests",
@@ -624,8 +633,10 @@ class ReadOptions:
     batch_rows: int = 1 << 17
     storage: Mapping[str, object] = field(default_factory=dict[str, object], repr=False)
     virtual: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    max_requests: int | None = None
+    """Requests at a time of the whole job; None for what the session says."""
     budget: Budget | None = None
-    """Requests shared by the tasks of an executor, once it is known."""
+    """Requests shared by tasks, once they are known."""
 
     @classmethod
     def parse(
@@ -669,6 +680,7 @@ class ReadOptions:
             batch_rows=given["batch-rows"],
             storage=storage_options(options),
             virtual=given[_VIRTUAL],
+            max_requests=given["max-requests"],
         )
         parsed.check_refs()
         return parsed if snapshot_id is None else parsed.pinned(snapshot_id)
@@ -700,6 +712,14 @@ class ReadOptions:
     def pinned(self, snapshot_id: str) -> Self:
         """Return the same request for one snapshot, independent of branches and tags."""
         return replace(self, branch=None, tag=None, ref=None, as_of=None, snapshot_id=snapshot_id)
+
+    def with_budget(self) -> Self:
+        """Return the same request for tasks, which share requests; opens the repository."""
+        return replace(self, budget=self.repository.budget(job_requests=self.max_requests or 0))
+
+    def among(self, parts: int) -> Self:
+        """Return the same request for one of `parts` tasks, which share requests."""
+        return self if self.budget is None else replace(self, budget=self.budget.among(parts))
 
     def session(self) -> Session:
         """Return the session of the snapshot, once planning has pinned it."""
@@ -780,6 +800,8 @@ class WriteOptions:
     fill_gaps: bool = False
     late_rows: str = "fail"
     """Rows whose coordinate along `append_dim` exists: `fail`, `overwrite` or `drop`."""
+    max_requests: int | None = None
+    """Requests at a time of the whole job; None for what the session says."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
@@ -806,6 +828,7 @@ class WriteOptions:
             max_append=given["max-append"],
             fill_gaps=given["fill-gaps"],
             late_rows=given["late-rows"],
+            max_requests=given["max-requests"],
         )
 
     @property

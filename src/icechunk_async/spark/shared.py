@@ -7,23 +7,20 @@ rest of the package asks an `SharedRepository`.
 
 from __future__ import annotations
 
-import os
 import pickle
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import zarr
-from pyspark import TaskContext
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.since import changes_since
 from icechunk_async.engine.changes.wire import decode_fork, encode_fork
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.session import ForkSession as AsyncForkSession
-from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
+from icechunk_async.spark.requests import Budget
+from icechunk_async.sync import ForkSession, Repository
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
@@ -38,75 +35,30 @@ if TYPE_CHECKING:
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.manifest.refs import NativeChunk
     from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.sync import RepositoryConfig
     from icechunk_async.sync.storage import Storage
     from icechunk_async.sync.store import IcechunkStore
 
 __all__ = [
-    "Budget",
     "SharedRepository",
     "adopt_changes",
     "base_of",
+    "budget_of",
     "changes_of",
     "fork_changes",
     "has_chunks",
+    "in_task",
     "merge_changes",
     "new_point",
     "open_array",
     "read_objects",
     "root_with",
     "store_object",
-    "tasks_at_a_time",
     "without_chunks",
     "workspace_of",
 ]
 
 _CONCURRENT: Final = 16
-_MASTER: Final = "spark.master"
-_CORES: Final = ("resource.executor.cores", "spark.executor.cores")
-_LOCAL: Final = re.compile(r"local(?:\[(\*|\d+)(?:,.*)?\])?$")
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Concurrent requests of one executor, shared by its tasks.
-
-    Tasks run in separate processes, and no limiter reaches across processes: each task gets a
-    fixed part of the whole.
-
-    Attributes:
-        requests: the repository's configured maximum.
-        tasks: how many tasks run at once; 0 if each task has to ask Spark.
-    """
-
-    requests: int
-    tasks: int = 0
-
-    def of_task(self) -> RepositoryConfig:
-        """Return a configuration with the share of the calling task, or all outside of a task."""
-        context = TaskContext.get()
-        tasks = self.tasks
-        # The driver often does not know how many cores executors have; a task can ask.
-        if context is not None and not tasks:
-            known = {name: context.getLocalProperty(name) or "" for name in (_MASTER, *_CORES)}
-            tasks = tasks_at_a_time(known, context.cpus(), os.cpu_count() or 1)
-        return RepositoryConfig(max_concurrent_requests=max(1, self.requests // max(1, tasks)))
-
-
-def tasks_at_a_time(properties: Mapping[str, str], task_cpus: int, machine_cores: int) -> int:
-    """Return the number of tasks that an executor runs at once.
-
-    Args:
-        properties: local properties of a task, by Spark's names.
-        task_cpus: cores that Spark reserves for each task.
-        machine_cores: cores of this machine, assumed for executors that do not say.
-    """
-    local = _LOCAL.match(properties.get(_MASTER, ""))
-    given = [properties[name] for name in _CORES if properties.get(name, "").isdigit()]
-    if local is not None:
-        cores = machine_cores if local[1] == "*" else int(local[1] or "1")
-    else:
-        cores = int(given[0]) if given else machine_cores
-    return max(1, cores // max(1, task_cpus))
 
 
 class SharedRepository:
@@ -156,9 +108,15 @@ class SharedRepository:
         """Return the same repository with the share of a budget that the calling task has."""
         return SharedRepository(_shared(self._handle.source.changed(budget.of_task(), None)))
 
-    def budget(self, tasks: int = 0) -> Budget:
-        """Return the budget to send to tasks; `tasks` run at once, 0 if they have to ask."""
-        return Budget(self._handle.now().config.effective_max_concurrent_requests, tasks)
+    def budget(self, tasks: int = 0, job_requests: int = 0) -> Budget:
+        """Return the budget to send to tasks.
+
+        Args:
+            tasks: how many tasks of one executor run at once; 0 if they have to ask.
+            job_requests: requests at a time of the whole job; 0 for what the session says.
+        """
+        requests = self._handle.now().config.effective_max_concurrent_requests
+        return Budget(requests, tasks, job_requests)
 
     def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
         """Return the result of a coroutine function called with the open repository; blocks.
@@ -181,6 +139,19 @@ def _shared(source: Source) -> RepositoryHandle:
     # Unpickling is what looks up the process-wide handle of equal sources.
     handle: RepositoryHandle = pickle.loads(pickle.dumps(RepositoryHandle(source)))  # noqa: S301
     return handle
+
+
+def budget_of(session: Session) -> Budget:
+    """Return the budget of the repository of a session, to send to tasks."""
+    return SharedRepository(session.handle.repository).budget()
+
+
+def in_task(session: Session, budget: Budget) -> Session:
+    """Return a read-only session with the share of a budget that the calling task has."""
+    if not session.read_only:
+        return session  # it cannot travel to another process, and so is in the driver's
+    shared = SharedRepository(session.handle.repository).in_task(budget)
+    return shared.session(session.snapshot_id)
 
 
 def workspace_of(session: Session) -> Workspace:

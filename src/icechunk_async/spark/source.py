@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.options import ReadOptions, names_stream_options
+from icechunk_async.spark.requests import SEEN_CORES, seen_cores
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -122,7 +123,8 @@ def register(spark: SparkSession) -> None:
     Register it in sessions that started before, and in those of Spark Connect.
 
     Spark prints the options of streams in query plans. Registering also adds the options that may
-    hold secrets to `spark.sql.redaction.options.regex`.
+    hold secrets to `spark.sql.redaction.options.regex`, and notes how many cores the cluster has,
+    by which tasks divide their requests.
 
     Args:
         spark: the session, also one of Spark Connect.
@@ -131,6 +133,9 @@ def register(spark: SparkSession) -> None:
     hidden = spark.conf.get(_REDACTION, _DEFAULT_REDACTION) or ""
     if _HIDDEN not in hidden:
         spark.conf.set(_REDACTION, f"{hidden}|{_HIDDEN}" if hidden else _HIDDEN)
+    cores = seen_cores(spark)
+    if cores:
+        spark.conf.set(SEEN_CORES, str(cores))
 
 
 class _Latest(AccumulatorParam[list["PlannedRead"]]):

@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.requests import seen_cores
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
@@ -77,10 +78,7 @@ class JobReport[T]:
 
 def total_cores(spark: SparkSession) -> int:
     """Return the number of tasks that the cluster runs at once, as far as the session knows."""
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # noqa: BLE001 -- Spark Connect has no context, and its errors vary
-        return int(spark.conf.get("spark.default.parallelism", "8") or 8)
+    return seen_cores(spark) or int(spark.conf.get("spark.default.parallelism", "8") or 8)
 
 
 def default_tasks(spark: SparkSession, pieces: int) -> int:
@@ -153,7 +151,7 @@ def run_job[P](
 
     Args:
         spark: a session, also one of Spark Connect.
-        shared: the repository; tasks share its budget of requests.
+        shared: the repository; tasks share its budget of requests, and that of the job.
         parts: plain data, one item for each task, which gets nothing of the others.
         work: returns the columns of one part. It may run several times for a part; one result
             counts.
@@ -162,9 +160,10 @@ def run_job[P](
         progress: called with the number of finished tasks, from a separate thread.
 
     Raises:
+        InvalidInputError: the session's `spark.icechunk.maxRequests` is no positive number.
         PySparkException: a task failed too often.
     """
-    budget, schema = shared.budget(), _arrow(columns)
+    budget, schema = shared.budget().in_session(spark, len(parts)), _arrow(columns)
     if not parts:
         return pa.Table.from_batches([], schema)
 

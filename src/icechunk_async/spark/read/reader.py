@@ -110,11 +110,12 @@ def report(read: PlannedRead, gathered: Accumulator[list[PlannedRead]] | None) -
 class Part(InputPartition):
     """One task: boxes of a table's cells, or of an array's chunk grid. Plain data."""
 
-    def __init__(self, boxes: tuple[Box, ...], array: str = "") -> None:
-        """Keep the boxes and, with the layout `chunks`, the array."""
+    def __init__(self, boxes: tuple[Box, ...], array: str = "", of: int = 1) -> None:
+        """Keep the boxes, with the layout `chunks` the array, and the number of parts."""
         super().__init__(None)
         self.boxes = boxes
         self.array = array
+        self.of = of
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -155,8 +156,7 @@ class Reading:
             )
             return str(session.snapshot_id)
 
-        shared = options.repository
-        return cls(replace(options.pinned(shared.ask(resolve)), budget=shared.budget()))
+        return cls(options.pinned(options.repository.ask(resolve)).with_budget())
 
     def spark_schema(self) -> StructType:
         """Return the columns that a query gets if it gives no schema."""
@@ -204,9 +204,8 @@ class IcechunkReader(DataSourceReader):
         if self.options.table is not None:
             return [Part(())]
         if self.options.layout == "chunks":
-            return [
-                Part(boxes, array) for array, boxes in chunk_rows.parts(self.options, self.schema)
-            ]
+            found = list(chunk_rows.parts(self.options, self.schema))
+            return [Part(boxes, array, len(found)) for array, boxes in found]
         plan = self._plan()
         for column in map(plan.shape.column, self.schema.names):
             check_type(column, self.schema.field(column.name).type)
@@ -219,12 +218,14 @@ class IcechunkReader(DataSourceReader):
         else:
             parts = few(plan.parts(most), plan.least_parts(most))
         self._report(plan.grid, parts)
-        return [Part(boxes) for boxes in parts]
+        return [Part(boxes, of=len(parts)) for boxes in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a partition in batches, loading a few chunks at a time."""
         if not isinstance(partition, Part):
             return iter(())  # PySpark reads one empty partition if none was planned
+        # Spark pickles the reader before it plans, when the number is not known.
+        self.options = self.options.among(partition.of)
         if self.options.table is not None:
             return _shown(table_batches_of(self.options), self.schema)
         if self.options.layout == "chunks":

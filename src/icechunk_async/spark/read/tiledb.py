@@ -31,7 +31,7 @@ from icechunk_async.spark.read.tiledb_columns import (
     span_of,
     to_column,
 )
-from icechunk_async.spark.shared import Budget
+from icechunk_async.spark.requests import Budget
 from icechunk_async.sync.bridge.contexts import blocking
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import translated
@@ -70,7 +70,8 @@ _PART_BYTES: Final = 64 << 20
 
 def _folder(options: ReadOptions) -> AbstractContextManager[Folder]:
     """Open the folder of the array, with the share of requests that this task has."""
-    share = Budget(CONCURRENT_REQUESTS).of_task().max_concurrent_requests
+    budget = Budget(CONCURRENT_REQUESTS, job_requests=options.max_requests or 0)
+    share = budget.of_task().max_concurrent_requests
     return blocking(
         open_folder(options.url, options.storage, requests=share or CONCURRENT_REQUESTS)
     )

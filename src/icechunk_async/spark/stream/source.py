@@ -81,6 +81,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     PySpark cannot limit a batch before version 4.2.
     """
     parsed = StreamOptions.parse(options)
+    parsed = replace(parsed, read=parsed.read.with_budget())
     if find_spec("pyspark.sql.streaming.datasource") is not None:
         from icechunk_async.spark.stream.admitting import AdmittingReader  # noqa: PLC0415
 

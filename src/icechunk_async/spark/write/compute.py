@@ -11,7 +11,7 @@ import zarr
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.grid.chunks import ChunkGrid, check_disjoint, share
-from icechunk_async.spark.shared import open_array
+from icechunk_async.spark.shared import budget_of, in_task, open_array
 from icechunk_async.spark.tasks import check_result_size, default_tasks
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.spark.write.publish import Published, is_published
@@ -143,12 +143,14 @@ def map_chunks(
     check_result_size(spark, grid.chunks)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
     count = tasks or default_tasks(spark, grid.chunks)
+    write = write.for_job(spark, count)
+    spread = write.budget if read_from is None else budget_of(read_from).in_session(spark, count)
 
     def work(fork: ForkSession, task: int) -> None:
         target = open_array(fork.store, path, write=True)
         # A second fork, so that a task does not read its own output if that is an input too.
-        source = write.fork().store if read_from is None else read_from.store
-        arrays = [open_array(source, it.path) for it in reads]
+        source = write.fork() if read_from is None else in_task(read_from, spread)
+        arrays = [open_array(source.store, it.path) for it in reads]
         for chunk in share(grid.chunks, count, task):
             region = grid.region(chunk)
             blocks = [

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from icechunk_async.spark.shared import Budget
+    from icechunk_async.spark.requests import Budget
     from icechunk_async.spark.write.publish import Transaction
     from icechunk_async.sync import ForkSession
     from icechunk_async.sync.conflicts import ConflictSolver
@@ -85,7 +85,7 @@ class CooperativeWrite:
         self.branch = branch
         self._root = root
         self._point = point
-        self._budget = budget
+        self.budget = budget
 
     @classmethod
     def begin(
@@ -95,6 +95,7 @@ class CooperativeWrite:
         *,
         prepare: Callable[[IcechunkStore], object] | None = None,
         cores: int = 0,
+        max_requests: int = 0,
     ) -> CooperativeWrite:
         """Begin at the tip of a branch.
 
@@ -105,6 +106,8 @@ class CooperativeWrite:
                 creating or resizing arrays.
             cores: tasks of one executor that share the repository's budget of requests; 0 if
                 each task has to ask Spark.
+            max_requests: requests at a time of all tasks together; 0 for the session's
+                `spark.icechunk.maxRequests`, or 4096.
 
         Raises:
             BranchNotFoundError: there is no such branch.
@@ -118,17 +121,26 @@ class CooperativeWrite:
             prepare(root.store)
         # Every task works in a copy of the prepared root, and answers what it changed there.
         # Nodes created by each task would conflict when their changes are merged.
-        budget = SharedRepository.of(repo).budget(cores)
+        budget = SharedRepository.of(repo).budget(cores, max_requests)
         return cls(repo, branch, fork_changes(root), new_point(), budget)
+
+    def for_job(self, spark: SparkSession, tasks: int) -> CooperativeWrite:
+        """Return the same write for a job of `tasks` tasks, which share requests.
+
+        Raises:
+            InvalidInputError: the session's `spark.icechunk.maxRequests` is no positive number.
+        """
+        budget = self.budget.in_session(spark, tasks)
+        return CooperativeWrite(self.repository, self.branch, self._root, self._point, budget)
 
     def fork(self) -> ForkSession:
         """Return a fork: in a task to write in, elsewhere to read what tasks will see."""
-        return SharedRepository.of(self.repository).in_task(self._budget).fork(self._root)
+        return SharedRepository.of(self.repository).in_task(self.budget).fork(self._root)
 
     def fork_with(self, changes: bytes) -> ForkSession:
         """Return the fork in which a task made its changes, to read what it wrote."""
         fork = root_with(self._root, changes)
-        return SharedRepository.of(self.repository).in_task(self._budget).fork(fork)
+        return SharedRepository.of(self.repository).in_task(self.budget).fork(fork)
 
     def changes(self, fork: ForkSession) -> bytes:
         """Return the changes of a task, once its chunks are durable; no location and no secret.
@@ -227,6 +239,7 @@ def run_tasks(
     """
     if tasks < 1:
         raise InvalidInputError(f"A job needs at least one task, not {tasks}.")
+    write = write.for_job(spark, tasks)
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -74,7 +74,13 @@ class WritePlan:
             if target.growth is not None:
                 target.growth.prepare(store)
 
-        write = CooperativeWrite.begin(repository, options.branch, prepare=prepare, cores=cores)
+        write = CooperativeWrite.begin(
+            repository,
+            options.branch,
+            prepare=prepare,
+            cores=cores,
+            max_requests=options.max_requests or 0,
+        )
         target = looked[0]
         skip = options.if_written != "replace" and _is_written(write.fork(), options, target)
         return cls(write, options, None if skip else target)

@@ -174,7 +174,8 @@ def write_rows(
         return Published(repo.lookup_branch(branch), committed=False)
     grid = plan.target.grid(plan.write.fork().store)
     count = tasks or default_tasks(spark, grid.chunks)
-    written = _run(arrange(frame, plan.target, grid, count), plan)
+    arranged = arrange(frame, plan.target, grid, count)
+    written = _run(arranged, replace(plan, write=plan.write.for_job(spark, count)))
     # Spark runs no task at all if it knows that there are no rows.
     check_answers([it.answer for it in written], count if written else 0)
     published = commit_rows(plan, written, transaction, metadata=metadata, rebase_with=rebase_with)
