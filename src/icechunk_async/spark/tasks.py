@@ -39,6 +39,7 @@ __all__ = [
     "columns_of",
     "default_files",
     "default_tasks",
+    "default_tasks_of",
     "reported",
     "run_job",
     "shares",
@@ -47,6 +48,7 @@ __all__ = [
 
 _POLL_SECONDS: Final = 0.2
 _TASKS_PER_CORE: Final = 4
+_TASK_BYTES: Final = 64 << 20
 _SCANS_PER_CORE: Final = 16
 _MOST_FILES: Final = 50
 _BYTES_A_CHUNK: Final = 25
@@ -84,6 +86,17 @@ def total_cores(spark: SparkSession) -> int:
 def default_tasks(spark: SparkSession, pieces: int) -> int:
     """Return the number of tasks for some pieces: one each, at most four per core."""
     return max(1, min(pieces, total_cores(spark) * _TASKS_PER_CORE))
+
+
+def default_tasks_of(spark: SparkSession, pieces: int, size: int) -> int:
+    """Return the number of tasks for some pieces of `size` bytes: one to four for each core.
+
+    Each has 64 MiB at least, if there is one for each core: starting a task takes Spark as long as
+    reading and writing some megabytes.
+    """
+    cores = total_cores(spark)
+    each = min(_TASKS_PER_CORE, max(1, size // (cores * _TASK_BYTES)))
+    return max(1, min(pieces, cores * each))
 
 
 def default_files(spark: SparkSession, files: int) -> int:

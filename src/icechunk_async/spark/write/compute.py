@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,7 +13,8 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.grid.chunks import ChunkGrid, check_disjoint, share
 from icechunk_async.spark.shared import budget_of, in_task, open_array
-from icechunk_async.spark.tasks import check_result_size, default_tasks
+from icechunk_async.spark.tasks import check_result_size, default_tasks_of
+from icechunk_async.spark.write.ahead import compute_blocks
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.spark.write.publish import Published, is_published
 from icechunk_async.sync import Repository
@@ -123,7 +125,8 @@ def map_chunks(
         rebase_with: decides conflicts with commits made since the start. Commits that touched an
             input are a conflict in any case.
         tasks: number of tasks, each computing some of the chunks one after the other; by default
-            four for each core.
+            one to four for each core, with 64 MiB each at least. Say more if `fn` takes long for
+            some chunks.
 
     Raises:
         InvalidInputError: axes of an input cannot be matched, or there are more chunks than
@@ -134,7 +137,8 @@ def map_chunks(
             writer changed an input that was read from the branch.
         PySparkException: a task failed too often; the message has the error of `fn`.
 
-    After an error nothing is visible. Memory of a task: the blocks of one chunk of the output.
+    After an error nothing is visible. Memory of a task: the blocks of one chunk of the output, and
+    up to 64 MiB of blocks that are read ahead or wait to be written while `fn` runs.
     """
     repo = Repository.open(repository) if isinstance(repository, str) else repository
     if is_published(repo, branch, transaction):  # first: an array that it created exists
@@ -142,7 +146,7 @@ def map_chunks(
     write, grid, path = _begin(repo, output, branch)
     check_result_size(spark, grid.chunks)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
-    count = tasks or default_tasks(spark, grid.chunks)
+    count = tasks or default_tasks_of(spark, grid.chunks, _size(write, path, reads, read_from))
     write = write.for_job(spark, count)
     spread = write.budget if read_from is None else budget_of(read_from).in_session(spark, count)
 
@@ -151,13 +155,13 @@ def map_chunks(
         # A second fork, so that a task does not read its own output if that is an input too.
         source = write.fork() if read_from is None else in_task(read_from, spread)
         arrays = [open_array(source.store, it.path) for it in reads]
-        for chunk in share(grid.chunks, count, task):
-            region = grid.region(chunk)
-            blocks = [
-                np.asarray(array[_selection(it, region)])
-                for array, it in zip(arrays, reads, strict=True)
-            ]
-            place_block(target, region, fn(*blocks))
+
+        def readers(region: Region) -> list[Callable[[], npt.NDArray[Any]]]:
+            pairs = zip(arrays, reads, strict=True)
+            return [partial(_read, array, _selection(it, region)) for array, it in pairs]
+
+        regions = [grid.region(chunk) for chunk in share(grid.chunks, count, task)]
+        compute_blocks(regions, readers, fn, partial(place_block, target))
 
     answers = run_tasks(spark, write, count, work)
     return write.commit(
@@ -289,6 +293,20 @@ class _SameRegion:
 
     def __call__(self, region: Region) -> Region:
         return tuple(slice(None) if axis is None else region[axis] for axis in self.axes)
+
+
+def _size(
+    write: CooperativeWrite, output: str, reads: Sequence[Input], read_from: Session | None
+) -> int:
+    """Return the decoded bytes of an output and its inputs."""
+    target = write.fork().store
+    source = target if read_from is None else read_from.store
+    arrays = [open_array(target, output), *(open_array(source, it.path) for it in reads)]
+    return sum(it.nbytes for it in arrays)
+
+
+def _read(array: zarr.Array[Any], selection: Any) -> npt.NDArray[Any]:
+    return np.asarray(array[selection])
 
 
 def _selection(it: Input, region: Region) -> Any:
