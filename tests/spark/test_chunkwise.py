@@ -23,6 +23,7 @@ from icechunk_async.spark.write import compute as chunkwise
 from icechunk_async.spark.write.compute import match_axes, place_block
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
+from tests.spark.here import session_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,10 +212,9 @@ def test_axes_that_cannot_be_matched_are_refused() -> None:
 
 
 def here(
-    spark: None, write: CooperativeWrite, tasks: int, work: Callable[[ForkSession, int], None]
+    _: SparkSession, write: CooperativeWrite, tasks: int, work: Callable[[ForkSession, int], None]
 ) -> list[Answer]:
     """Run tasks one after the other, without Spark."""
-    assert spark is None
     answers: list[Answer] = []
     for task in range(tasks):
         fork = write.fork()
@@ -224,9 +224,8 @@ def here(
 
 
 def _run_tasks(monkeypatch: pytest.MonkeyPatch, run: Callable[..., list[Answer]]) -> None:
-    """Let a function run the tasks, without a Spark session, which no size is asked of."""
+    """Let a function run the tasks, without Spark."""
     monkeypatch.setattr(chunkwise, "run_tasks", run)
-    monkeypatch.setattr(chunkwise, "check_result_size", lambda *_: None)
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
@@ -240,8 +239,7 @@ def test_output_that_is_an_input_is_read_before_it_changes(
     array[:] = np.arange(8)
     session.commit("made")
     before = Input("s", lambda at: (slice(max(0, at[0].start - 1), at[0].stop),))
-    none: Any = None
-    map_chunks(none, url, lambda it: np.full(2, it[0], "i4"), [before], "s", tasks=tasks)
+    map_chunks(session_here(), url, lambda it: np.full(2, it[0], "i4"), [before], "s", tasks=tasks)
     np.testing.assert_array_equal(read(url, "s"), [0, 0, 1, 1, 3, 3, 5, 5])
 
 
@@ -263,13 +261,12 @@ def test_input_changed_by_another_commit_is_a_conflict(
         return answers
 
     _run_tasks(monkeypatch, racing)
-    none: Any = None
     out = NewArray("out", DATA.shape, DATA.shape, "f4", NAMES)
     solver = ConflictDetector()
     changes = True
     with pytest.raises(ConflictError, match="changed '/t'"):
-        map_chunks(none, url, lambda it: it, ["t"], out, tasks=1, rebase_with=solver)
+        map_chunks(session_here(), url, lambda it: it, ["t"], out, tasks=1, rebase_with=solver)
     assert "out" not in zarr.open_group(repository.readonly_session("main").store, mode="r")
     changes = False
-    map_chunks(none, url, lambda it: it, ["t"], out, tasks=1, rebase_with=solver)
+    map_chunks(session_here(), url, lambda it: it, ["t"], out, tasks=1, rebase_with=solver)
     np.testing.assert_array_equal(read(url, "out"), read(url, "t"))
