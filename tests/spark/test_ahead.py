@@ -119,7 +119,7 @@ def test_blocks_are_written_while_the_next_is_computed() -> None:
 
 
 def test_a_function_may_return_the_same_memory_for_each_block() -> None:
-    """What waits to be written is a copy."""
+    """A copy waits to be written."""
     store, kept = Store(), np.zeros(10)
     computed: list[int] = []
 

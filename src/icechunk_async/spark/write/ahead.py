@@ -69,7 +69,7 @@ def compute_blocks[T](
     try:
         _overlapped(pool, places[1:], reads, fn, write, room=room)
     finally:
-        # After an error nobody waits for reads that were not begun; those that were end first.
+        # After an error nobody waits for reads that have not started; the others end first.
         pool.shutdown(cancel_futures=True)
 
 
