@@ -67,6 +67,12 @@ FILES = {"E1_north_america.nc": REFERRED, "ostia_monthly.nc": OCEAN}
 """Files that are referred to, and the groups for them."""
 FIRST_YEAR, REFERENCE = 1860, slice(1, 31)
 """Warming is told against the mean of 1861 to 1890."""
+STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "C3", "linewidth": 2, "marker": "o"},
+    {"color": "C0", "linewidth": 9, "alpha": 0.35, "zorder": 1},
+    {"color": "black", "linestyle": "--"},
+)
+"""How curves are drawn. Two are equal until 2000, so the second is wide and lies below."""
 MISSING = 1e19
 """Larger values of the ocean's temperature mean land or ice."""
 SETTINGS = {
@@ -115,6 +121,11 @@ class Pipeline:
         """Return whether the branch holds what a step writes."""
         newest = published_version(self.repository, "staging", step)
         return newest is not None and newest >= version
+
+
+def tell(console: Console, step: str) -> None:
+    """Print the step that begins: it may take minutes, in which Spark is silent."""
+    console.print(f"{datetime.now():%H:%M:%S}  {step}", highlight=False)
 
 
 def refer(pipeline: Pipeline) -> None:
@@ -361,8 +372,8 @@ def draw(curves: dict[str, Decades], months: list[float], path: Path) -> None:
     axes, beside = figure.subplots(1, 2, width_ratios=(2, 1))
     beside.plot(range(1, 13), months, "C0o-")
     beside.set(xlabel="month", ylabel="degrees Celsius", title="Tropical ocean, a normal year")
-    for (label, decades), style in zip(curves.items(), ("C3-", "C0-", "k--"), strict=False):
-        axes.plot(list(decades), list(decades.values()), style, label=label)
+    for (label, decades), style in zip(curves.items(), STYLES, strict=False):
+        axes.plot(list(decades), list(decades.values()), label=label, **style)
     axes.set(xlabel="decade", ylabel="kelvin above 1861 to 1890", title="Warming of North America")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -371,17 +382,23 @@ def draw(curves: dict[str, Decades], months: list[float], path: Path) -> None:
 
 def run(pipeline: Pipeline, deliveries: Sequence[int], console: Console) -> dict[str, Decades]:
     """Publish a release for each delivery; answer warming as the last ones tell it."""
+    tell(console, f"Referring to {' and '.join(FILES)}")
     refer(pipeline)
     begin(pipeline)
     for until in deliveries:
-        console.print(f"Decades before {until}")
-        if f"until-{until}" not in pipeline.repository.list_tags():
-            for first in range(FIRST_YEAR + 10, until, 10):
-                deliver(pipeline, first)
-            append(pipeline)
-            derive(pipeline, until)
-            check(pipeline, until)
-            release(pipeline, f"until-{until}")
+        if f"until-{until}" in pipeline.repository.list_tags():
+            tell(console, f"Decades before {until}: released already")
+            continue
+        tell(console, f"Decades before {until}: appending, each in a commit")
+        for first in range(FIRST_YEAR + 10, until, 10):
+            deliver(pipeline, first)
+        append(pipeline)
+        tell(console, f"Decades before {until}: computing what is normal, and how far from that")
+        derive(pipeline, until)
+        tell(console, f"Decades before {until}: checking by SQL, and publishing")
+        check(pipeline, until)
+        release(pipeline, f"until-{until}")
+    tell(console, "Asking for the warming of each decade, and drawing it")
     last = f"until-{deliveries[-1]}"
     curves = {
         f"{COPIED}, {last}": warming(pipeline, COPIED, tag=last),
@@ -389,6 +406,7 @@ def run(pipeline: Pipeline, deliveries: Sequence[int], console: Console) -> dict
         f"{COPIED}, until-{deliveries[0]}": warming(pipeline, COPIED, tag=f"until-{deliveries[0]}"),
     }
     draw(curves, seasons(pipeline, tag=last), pipeline.directory / "warming.png")
+    tell(console, "Rewriting manifests, expiring snapshots, collecting garbage, checking objects")
     for what, number in maintain(pipeline, last).items():
         console.print(f"{what}: {number:,}")
     return curves

@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import h5py
+import matplotlib.image as mpimg
 import numpy as np
 import pytest
 import zarr
@@ -102,6 +103,39 @@ def state(pipeline: example.Pipeline) -> dict[str, list[str]]:
     refs: list[dict[str, str]] = [{"branch": it} for it in sorted(repository.list_branches())]
     refs += [{"tag": it} for it in sorted(repository.list_tags())]
     return {str(it): [s.id for s in repository.ancestry(**it)] for it in refs}
+
+
+def test_each_curve_is_seen_although_they_are_equal(tmp_path: Path) -> None:
+    """As the two scenarios are until 2000, and a single delivery is all that is drawn."""
+    decades = {1860 + 10 * it: 0.1 * it for it in range(4)}
+    example.draw({"one": decades, "other": decades}, [20.0] * 12, tmp_path / "equal.png")
+    example.draw({"one": decades}, [20.0] * 12, tmp_path / "one.png")
+    found: list[list[int]] = []
+    for name in ("equal.png", "one.png"):
+        red, green, blue = np.moveaxis(np.asarray(mpimg.imread(tmp_path / name))[..., :3], -1, 0)
+        left = np.arange(red.shape[1]) < red.shape[1] * 0.6  # beside it is the ocean, in blue
+        is_red, is_blue = (red > 0.7) & (green < 0.4), (blue > 0.8) & (red < 0.8)
+        found.append([int((it & left).sum()) for it in (is_red, is_blue)])
+    assert found[0][0] > 1000
+    assert found[0][1] > 1000
+    assert found[1][1] < 100
+
+
+def test_steps_are_told_as_they_begin(
+    spark: SparkSession, done: tuple[example.Pipeline, dict[str, example.Decades]]
+) -> None:
+    """Also in a run that has nothing to do; a step takes minutes, and Spark is silent."""
+    said = io.StringIO()
+    pipeline = example.Pipeline(spark, done[0].directory)
+    example.run(pipeline, DELIVERIES, Console(file=said, width=200))
+    steps = [it[10:].split(":")[0] for it in said.getvalue().splitlines() if it[2:3] == ":"]
+    assert steps == [
+        "Referring to E1_north_america.nc and ostia_monthly.nc",
+        "Decades before 1900",
+        "Decades before 1910",
+        "Asking for the warming of each decade, and drawing it",
+        "Rewriting manifests, expiring snapshots, collecting garbage, checking objects",
+    ]
 
 
 def test_a_second_run_commits_nothing(
