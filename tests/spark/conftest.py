@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,25 @@ from icechunk_async.spark import register
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from tests.spark.java import java_home
+from tests.spark.sail import sail_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """PySpark leaves sockets to the garbage collector, and so warns whenever that runs."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """PySpark leaves sockets to the garbage collector, and so warns whenever that runs.
+
+    On another engine, what only Spark has is left out.
+    """
+    if config.getoption("--engine", "spark") != "spark":
+        left = [it for it in items if it.get_closest_marker("only_spark")]
+        items[:] = [it for it in items if it not in left]
+        config.hook.pytest_deselected(items=left)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
@@ -31,12 +40,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(unraisable))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the name of another engine that speaks Spark Connect."""
+    parser.addoption("--engine", default="spark", choices=("spark", "sail"))
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[SparkSession]:
     """A session of two threads on loopback, which knows the format ``icechunk``."""
+    session: SparkSession
+    with ExitStack() as stack:
+        if request.config.getoption("--engine", "spark") == "sail":
+            session = stack.enter_context(sail_session())
+        else:
+            session = stack.enter_context(_session(tmp_path_factory.mktemp("spark")))
+        register(session)
+        yield session
+
+
+@contextmanager
+def _session(directory: Path) -> Generator[SparkSession]:
     from pyspark.sql import SparkSession
 
-    directory = tmp_path_factory.mktemp("spark")
     home = java_home(directory / "java")
     if home is not None:
         os.environ["JAVA_HOME"] = home
@@ -64,7 +91,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
-    register(session)
     yield session
     session.stop()
 

@@ -40,7 +40,9 @@ class _Session:
     def sparkContext(self) -> Any:  # noqa: N802 -- Spark's
         raise NotImplementedError
 
-    def createDataFrame(self, table: Any) -> _Frame:  # noqa: N802 -- Spark's
+    def createDataFrame(self, table: Any, schema: Any = None) -> _Frame:  # noqa: N802 -- Spark's
+        if not len(table) and schema is None:
+            raise ValueError("CANNOT_INFER_EMPTY_SCHEMA, as Spark Connect says.")
         return _Frame(table)
 
 

@@ -265,6 +265,7 @@ def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: 
     assert (unread.virtual_objects, unread.virtual_not_authorized) == (3, 3)
 
 
+@pytest.mark.only_spark
 def test_each_task_receives_its_own_part_and_nothing_of_the_others(
     spark: SparkSession, repository: Repository, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_spark_selects_columns_by_a_schema(
     assert [tuple(row) for row in found] == [(4.0, 1577923200), (6.0, 1577923200)]
 
 
+@pytest.mark.only_spark
 def test_secrets_are_in_no_plan(
     spark: SparkSession, repository: Repository, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,6 +155,7 @@ def line(tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.only_spark
 def test_chunks_that_cannot_match_are_not_read(spark: SparkSession, line: str) -> None:
     """They are gone; by the option, and by filters of a query; and Spark is told of it."""
     planned = watch_reads(spark)

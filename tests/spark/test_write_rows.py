@@ -59,6 +59,7 @@ AXES = {
 }
 
 
+@pytest.mark.only_spark
 @pytest.mark.parametrize("names", [("f", "i"), ("s", "t"), ("n", "none"), ("d",)])
 def test_rows_of_a_chunk_are_in_one_partition(
     spark: SparkSession, repository: Repository, names: tuple[str, ...]
@@ -98,6 +99,7 @@ def test_rows_of_a_chunk_are_in_one_partition(
     assert len({at for at, _ in chunks}) == min(3, len(together))
 
 
+@pytest.mark.only_spark
 def test_rows_to_append_are_arranged_by_chunk(spark: SparkSession, place: str) -> None:
     """In chunks of two days; a row without a place does no harm yet."""
     days = np.arange("2020-01-06", "2020-01-16", dtype="M8[D]").astype("M8[ns]")

@@ -16,6 +16,7 @@ from icechunk_async.spark.options import ReadOptions, names_stream_options
 from icechunk_async.spark.requests import SEEN_CORES, seen_cores
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.accumulators import Accumulator
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
@@ -61,16 +62,19 @@ class IcechunkSource(DataSource):
         if options.layout == "tiledb":
             module = _part("read.tiledb")
             self._seen = module.pinned(options)
-            shown: StructType = module.spark_schema(options, self._seen)
-            return shown
-        reading = _part("read.reader").Reading.begin(options)
-        self._pinned = reading.options.snapshot_id
-        found: StructType = reading.spark_schema()
-        return found
+            found = module.spark_schema(options, self._seen)
+        else:
+            reading = _part("read.reader").Reading.begin(options)
+            self._pinned = reading.options.snapshot_id
+            found = reading.spark_schema()
+        shown: StructType = _part("read.schemas").ArrowStructType(found.fields)
+        return shown
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query."""
+    def reader(self, schema: StructType | pa.Schema) -> DataSourceReader:
+        """Return the reader of a batch query. Sail hands over a schema of Arrow."""
         options = self._read_options()
+        if options.push_filters:
+            _part("read.schemas").check_pushing(schema)
         if options.layout == "tiledb":
             made: DataSourceReader = _part("read.tiledb").batch_reader(
                 options, schema, self._seen, self.planned
@@ -82,7 +86,11 @@ class IcechunkSource(DataSource):
         reader: DataSourceReader = kind(options, schema, self.planned)
         return reader
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+    def writer(
+        self,
+        schema: StructType | pa.Schema,
+        overwrite: bool,  # noqa: FBT001
+    ) -> DataSourceWriter:
         """Return the writer of a batch."""
         writer: DataSourceWriter = _part("write.rows").batch_writer(
             self.options, schema, overwrite=overwrite

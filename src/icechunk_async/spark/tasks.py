@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
@@ -40,6 +41,7 @@ __all__ = [
     "default_files",
     "default_tasks",
     "default_tasks_of",
+    "places_by_number",
     "reported",
     "run_job",
     "shares",
@@ -108,6 +110,23 @@ def default_files(spark: SparkSession, files: int) -> int:
     return max(1, min(_MOST_FILES, files // (total_cores(spark) * _SCANS_PER_CORE)))
 
 
+def places_by_number(spark: SparkSession) -> bool:
+    """Return whether the engine puts rows into partitions that a column numbers.
+
+    Spark does. Sail, which speaks Spark Connect as well, refuses such a plan when it looks at it.
+
+    Cost: with Spark Connect one request.
+    """
+    if not type(spark).__module__.startswith("pyspark.sql.connect"):
+        return True
+    from pyspark.errors import UnsupportedOperationException  # noqa: PLC0415
+
+    try:
+        return len(spark.range(1).repartitionById(1, "id").schema) == 1
+    except UnsupportedOperationException:
+        return False
+
+
 def check_result_size(spark: SparkSession, chunks: int) -> None:
     """Refuse a job whose results Spark would not bring to the driver, before it runs.
 
@@ -147,7 +166,9 @@ def reported[T](spark: SparkSession, result: T, table: pa.Table, *internal: str)
     """Return a report without the columns that only the driver needs."""
     kept = [name for name in table.column_names if name not in internal]
     shown = table.select(kept)
-    return JobReport(result, shown, spark.createDataFrame(shown))
+    # Spark Connect takes no table without rows unless it is told the columns.
+    columns = None if shown.num_rows else from_arrow_schema(shown.schema)
+    return JobReport(result, shown, spark.createDataFrame(shown, columns))
 
 
 def run_job[P](
@@ -204,7 +225,10 @@ def _divided(spark: SparkSession, parts: Sequence[object]) -> DataFrame:
         "number": pa.array(range(len(parts)), pa.int32()),
         "part": pa.array([dumps(it) for it in parts], pa.binary()),
     }
-    return spark.createDataFrame(pa.table(rows)).repartitionById(len(parts), "number")
+    frame = spark.createDataFrame(pa.table(rows))
+    if places_by_number(spark):
+        return frame.repartitionById(len(parts), "number")
+    return frame.repartition(len(parts))
 
 
 async def _work_on[P, R](

@@ -6,13 +6,12 @@ import logging
 import os
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow import rows
@@ -28,6 +27,7 @@ from icechunk_async.spark.read import chunks as chunk_rows
 from icechunk_async.spark.read.bounds import few
 from icechunk_async.spark.read.opened import open_group
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter, possible
+from icechunk_async.spark.read.schemas import arrow_schema, as_asked
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.tables import schema_of, table_batches
 
@@ -54,7 +54,6 @@ __all__ = [
     "PlannedRead",
     "PushingReader",
     "Reading",
-    "arrow_schema",
     "grid_of",
     "report",
 ]
@@ -118,15 +117,6 @@ class Part(InputPartition):
         self.of = of
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return a Spark schema as an Arrow schema, with instants in UTC.
-
-    PySpark 4.1 has no argument for the zone and always uses UTC.
-    """
-    zoned = "timezone" in signature(to_arrow_schema).parameters
-    return to_arrow_schema(schema, timezone="UTC") if zoned else to_arrow_schema(schema)
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A request whose snapshot has been resolved."""
@@ -176,7 +166,7 @@ class IcechunkReader(DataSourceReader):
     def __init__(
         self,
         options: ReadOptions,
-        schema: StructType,
+        schema: StructType | pa.Schema,
         planned: Accumulator[list[PlannedRead]] | None = None,
         *,
         on_values: bool = True,
@@ -188,6 +178,7 @@ class IcechunkReader(DataSourceReader):
         """
         self.options = Reading.begin(options).options
         self.schema = arrow_schema(schema)
+        self._asked = schema
         self.predicates: tuple[Predicate, ...] = ()
         self._planned = planned
         self._on_values = on_values
@@ -227,12 +218,13 @@ class IcechunkReader(DataSourceReader):
         # Spark pickles the reader before it plans, when the number is not known.
         self.options = self.options.among(partition.of)
         if self.options.table is not None:
-            return _shown(table_batches_of(self.options), self.schema)
-        if self.options.layout == "chunks":
+            found = _shown(table_batches_of(self.options), self.schema)
+        elif self.options.layout == "chunks":
             part = partition.array, partition.boxes
-            found = chunk_rows.read(self.options, *part, self.schema)
-            return _shown(found, self.schema)
-        return self._rows(partition.boxes)
+            found = _shown(chunk_rows.read(self.options, *part, self.schema), self.schema)
+        else:
+            found = self._rows(partition.boxes)
+        return as_asked(found, self._asked)
 
     def _rows(self, boxes: tuple[Box, ...]) -> Iterator[pa.RecordBatch]:
         plan = self._plan()

@@ -20,11 +20,8 @@ from icechunk_async.arrow.rows import LOAD_BYTES, TEXT_BYTES
 from icechunk_async.arrow.table import Column, check_type
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter
-from icechunk_async.spark.read.reader import (
-    PlannedRead,
-    arrow_schema,
-    report,
-)
+from icechunk_async.spark.read.reader import PlannedRead, report
+from icechunk_async.spark.read.schemas import arrow_schema, as_asked
 from icechunk_async.spark.read.tiledb_columns import (
     column_type,
     expression_of,
@@ -128,7 +125,7 @@ def _check_names(names: Iterable[str], fields: pa.Schema) -> None:
 
 def batch_reader(
     options: ReadOptions,
-    schema: StructType,
+    schema: StructType | pa.Schema,
     array: PortableArray | None,
     planned: Accumulator[list[PlannedRead]] | None,
 ) -> TileDBReader:
@@ -175,13 +172,14 @@ class TileDBReader(DataSourceReader):
     def __init__(
         self,
         options: ReadOptions,
-        schema: StructType,
+        schema: StructType | pa.Schema,
         array: PortableArray,
         planned: Accumulator[list[PlannedRead]] | None = None,
     ) -> None:
         """Keep the request and the state of the array; planned reads are added to `planned`."""
         self.options = options
         self.schema = arrow_schema(schema)
+        self._asked = schema
         self.array = array
         self.predicates: tuple[Predicate, ...] = ()
         self._planned = planned
@@ -216,7 +214,7 @@ class TileDBReader(DataSourceReader):
         """Return the rows of a partition in batches, loading a few tiles at a time."""
         if not isinstance(partition, TilePart):
             return iter(())  # PySpark reads one empty partition if none was planned
-        return self._rows(partition)
+        return as_asked(self._rows(partition), self._asked)
 
     def _rows(self, part: TilePart) -> Generator[pa.RecordBatch]:
         names = self._read_names()

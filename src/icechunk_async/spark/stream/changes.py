@@ -55,12 +55,8 @@ from icechunk_async.spark.read.chunks import (
     rows_of,
 )
 from icechunk_async.spark.read.opened import arrays_of, open_group
-from icechunk_async.spark.read.reader import (
-    IcechunkReader,
-    Part,
-    arrow_schema,
-    grid_of,
-)
+from icechunk_async.spark.read.reader import IcechunkReader, Part, grid_of
+from icechunk_async.spark.read.schemas import arrow_schema
 from icechunk_async.spark.stream.commits import snapshots_of
 from icechunk_async.versions import ChunkChange
 

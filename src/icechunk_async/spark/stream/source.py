@@ -24,7 +24,8 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.json.values import is_object
 from icechunk_async.spark.options import CHANGE_COLUMNS, EARLIEST, LATEST, StreamOptions
-from icechunk_async.spark.read.reader import Reading, arrow_schema
+from icechunk_async.spark.read.reader import Reading
+from icechunk_async.spark.read.schemas import arrow_schema
 from icechunk_async.spark.stream.changes import (
     ChangePart,
     ChunksState,

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.tasks import default_tasks
+from icechunk_async.spark.tasks import default_tasks, places_by_number
 from icechunk_async.spark.write.target import WriteTarget
 from icechunk_async.sync import Repository
 
@@ -95,7 +95,11 @@ def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) 
     name = f"{_OWN}chunk"
     frame = frame.withColumn(name, chunk)
     # By partition number: hashing would give some partitions several chunks and others none.
-    frame = frame.repartitionById(count, sf.pmod(name, sf.lit(count)).cast("int"))
+    number = sf.pmod(name, sf.lit(count)).cast("int")
+    if places_by_number(frame.sparkSession):
+        frame = frame.repartitionById(count, number)
+    else:
+        frame = frame.repartition(count, number)
     if not frame.isStreaming:  # Spark sorts no stream; each chunk is in one task all the same
         frame = frame.sortWithinPartitions(name)
     return frame.select(*[sf.col(f"`{it}`") for it in columns])

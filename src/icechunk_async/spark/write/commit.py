@@ -11,7 +11,7 @@ from icechunk_async.errors import IncompleteWriteError
 from icechunk_async.spark.shared import without_chunks
 from icechunk_async.spark.write.cooperative import Answer
 from icechunk_async.spark.write.join import Joiner, shared_chunks, twice_whole
-from icechunk_async.spark.write.task import RowsWritten
+from icechunk_async.spark.write.task import RowsWritten, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +62,7 @@ def commit_rows(
             missing=[at for at, it in enumerate(messages) if it is None],
             repeated=[],
         )
+    written = numbered(written)
     target = plan.target
     if target is None or plan.write.is_done(transaction):
         return None

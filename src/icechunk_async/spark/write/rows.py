@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter
 
 from icechunk_async.errors import InvalidInputError
@@ -21,7 +20,7 @@ from icechunk_async.spark.write.cooperative import check_answers
 from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.spark.write.publish import Published, is_published
 from icechunk_async.spark.write.target import coordinates_of, is_sorted, open_dataset
-from icechunk_async.spark.write.task import write_batches
+from icechunk_async.spark.write.task import numbered, this_task, write_batches
 from icechunk_async.spark.write.values import coordinate_column
 from icechunk_async.sync import Repository
 
@@ -40,7 +39,7 @@ __all__ = ["RowWriter", "batch_writer", "write_rows"]
 
 
 def batch_writer(
-    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+    options: Mapping[str, str], schema: StructType | pa.Schema, *, overwrite: bool
 ) -> DataSourceArrowWriter:
     """Return the writer of a batch."""
     parsed = WriteOptions.parse(options)
@@ -65,9 +64,7 @@ class RowWriter(DataSourceArrowWriter):
         self, iterator: Iterator[pa.RecordBatch]
     ) -> RowsWritten:
         """Write the rows of one partition, in a task."""
-        context = TaskContext.get()
-        assert context is not None  # Spark runs it in a task
-        return write_batches(self.plan, context.partitionId(), iterator)
+        return write_batches(self.plan, this_task(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish the changes of all tasks."""
@@ -186,13 +183,11 @@ def _run(frame: DataFrame, plan: WritePlan) -> list[RowsWritten]:
     """Run a task for each partition, and return their results."""
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None  # Spark runs it in a task
-        written = write_batches(plan, context.partitionId(), batches, arranged=True)
+        written = write_batches(plan, this_task(), batches, arranged=True)
         yield pa.RecordBatch.from_pydict({"message": [pickle.dumps(written)]})
 
     rows = frame.mapInArrow(each, "message binary").collect()
-    return [pickle.loads(row["message"]) for row in rows]  # noqa: S301 -- from our own tasks
+    return numbered([pickle.loads(row["message"]) for row in rows])  # noqa: S301 -- our own tasks
 
 
 def _with_values(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from zarr.core.sync import sync
 
@@ -31,10 +33,20 @@ if TYPE_CHECKING:
 
     type Ints = npt.NDArray[np.int64]
 
-__all__ = ["RowsWritten", "write_batches"]
+__all__ = ["RowsWritten", "numbered", "this_task", "write_batches"]
 
 _DENSE: Final = 8
 """A task stores a chunk if it has this part of its cells, or more; so do few tasks at most."""
+_UNKNOWN: Final = -1
+
+
+def this_task() -> int:
+    """Return the number of the calling task, or what `numbered` replaces if nobody knows it.
+
+    Spark tells each task. Sail runs the same code, and has no contexts of tasks.
+    """
+    context = TaskContext.get()
+    return _UNKNOWN if context is None else context.partitionId()
 
 
 @dataclass
@@ -65,6 +77,17 @@ class RowsWritten(WriterCommitMessage):
         fork = plan.write.fork()
         parts = PartWriter(partial(store_object, fork)).finish([])
         return cls(Answer(task, plan.write.changes(fork)), parts)
+
+
+def numbered(results: Sequence[RowsWritten]) -> list[RowsWritten]:
+    """Return the results of all tasks with numbers: their own, or else those of their order. Pure.
+
+    Args:
+        results: one for each task, as the engine hands them over.
+    """
+    if all(it.answer.task != _UNKNOWN for it in results):
+        return list(results)
+    return [replace(it, answer=replace(it.answer, task=at)) for at, it in enumerate(results)]
 
 
 def write_batches(
