@@ -15,9 +15,11 @@ from anyio import to_thread
 
 from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark import ingest_virtual
+from icechunk_async.spark.ingest import ingest as ingest_module
 from icechunk_async.spark.ingest.scan import SourceState
 from icechunk_async.spark.ingest.tasks import ScanOptions, load_values, scan_source
 from icechunk_async.spark.shared import SharedRepository
+from icechunk_async.spark.tasks import run_job
 from icechunk_async.zarr.virtual.kerchunk import location_of
 from tests.spark.here import session_here
 from tests.spark.sources import make_newer, open_for
@@ -65,6 +67,34 @@ def ingest(repo: Repository, files: list[str], **options: Any) -> list[str]:
     made = ingest_virtual(session_here(), repo, files, **options)
     found: list[str] = made.report.column("status").to_pylist()
     return found
+
+
+def test_unchanged_files_are_looked_at_in_few_tasks(
+    repo: Repository, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rerun costs what changed: only that is scanned, and starting tasks takes Spark longest."""
+    files = [write_store(sources / f"{it:02}.zarr", it) for it in range(32)]
+    jobs: list[tuple[str, list[int]]] = []
+
+    def run(*args: Any, phase: str, **options: Any) -> Any:
+        if args[2]:
+            jobs.append((phase, [len(it.files) for it in args[2]]))
+        return run_job(*args, phase=phase, **options)
+
+    monkeypatch.setattr(ingest_module, "run_job", run)
+    assert ingest(repo, files) == ["ingested"] * 32
+    assert jobs == [("scanning files", [1] * 32)]
+    jobs.clear()
+    assert ingest(repo, files) == ["unchanged"] * 32
+    assert jobs == [("looking for changes", [4] * 8)]  # the session says that it has eight cores
+    jobs.clear()
+    write_store(sources / "03.zarr", 103)
+    (sources / "05.zarr" / "zarr.json").write_text("broken", "utf-8")
+    files.append(write_store(sources / "32.zarr", 32))
+    statuses = ingest(repo, files)
+    assert [statuses[it] for it in (2, 3, 5, 32)] == ["unchanged", "ingested", "kept", "ingested"]
+    assert jobs == [("looking for changes", [4] * 8), ("scanning files", [1] * 3)]
+    assert (read(repo, "03/v"), read(repo, "32/v")) == ([103] * 4, [32] * 4)
 
 
 def test_no_group_of_a_file_lies_within_that_of_another(repo: Repository, sources: Path) -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "check_result_size",
     "columns_of",
     "default_files",
+    "default_looks",
     "default_tasks",
     "default_tasks_of",
     "places_by_number",
@@ -53,6 +54,7 @@ _TASKS_PER_CORE: Final = 4
 _TASK_BYTES: Final = 64 << 20
 _SCANS_PER_CORE: Final = 16
 _MOST_FILES: Final = 50
+_MOST_LOOKS: Final = 1_000
 _BYTES_A_CHUNK: Final = 25
 _RESULT_SIZE: Final = "spark.driver.maxResultSize"
 _SIZE: Final = re.compile(r"(\d+)([kmgtp]?)b?")
@@ -125,6 +127,11 @@ def places_by_number(spark: SparkSession) -> bool:
         return len(spark.range(1).repartitionById(1, "id").schema) == 1
     except UnsupportedOperationException:
         return False
+
+
+def default_looks(spark: SparkSession, files: int) -> int:
+    """Return the number of files that a task looks at: a task for each core, or 1,000 files."""
+    return max(1, min(_MOST_LOOKS, -(-files // total_cores(spark))))
 
 
 def check_result_size(spark: SparkSession, chunks: int) -> None:

@@ -21,7 +21,13 @@ from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.spark.ingest.catalog import Catalog, Entry
 from icechunk_async.spark.ingest.plan import Answered, groups_of, plan_concat, plan_groups
 from icechunk_async.spark.ingest.scan import Scanned
-from icechunk_async.spark.ingest.tasks import COLUMNS, FileWork, ScanOptions, scan_files
+from icechunk_async.spark.ingest.tasks import (
+    COLUMNS,
+    FileWork,
+    ScanOptions,
+    look_at_files,
+    scan_files,
+)
 from icechunk_async.spark.ingest.write import (
     existing_groups,
     existing_template,
@@ -31,14 +37,14 @@ from icechunk_async.spark.ingest.write import (
     write_groups,
 )
 from icechunk_async.spark.shared import SharedRepository
-from icechunk_async.spark.tasks import default_files, run_job
+from icechunk_async.spark.tasks import default_files, default_looks, run_job, total_cores
 from icechunk_async.spark.write.publish import Published, publish
 from icechunk_async.sync import Repository
 from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
 from icechunk_async.zarr.virtual.kerchunk import location_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Literal
 
     from pyspark.sql import DataFrame, SparkSession
@@ -196,11 +202,13 @@ def ingest_virtual(
         on_error: leave out files that cannot be read (`"report"`), or commit nothing
             (`"fail"`).
         files_per_task: files of one task; by default one if there are few, and up to 50 if there
-            are many for each core. Give 1 if each file takes minutes to scan.
+            are many for each core. Give 1 if each file takes minutes to scan. Up to 1,000 files
+            that were ingested before are looked at in one task.
         message: message of the commit.
         metadata: properties of the commit.
         rebase_with: decides conflicts with commits made since the start.
-        progress: called with the number of scanned files, from a thread.
+        progress: called with the number of finished tasks, from a thread: of those that look for
+            changes, if many files were ingested before, and of those that scan.
 
     Raises:
         VirtualContainerError: no container covers a location.
@@ -211,9 +219,9 @@ def ingest_virtual(
         ConflictError: another writer was first.
         PySparkException: a task failed too often.
 
-    After an error nothing is visible. Cost: one request for each unchanged file, and for kerchunk
-    references one for each object that they refer to. The driver holds all new references in
-    columns, about 30 bytes each.
+    After an error nothing is visible. Cost: one request for each unchanged file, one more for each
+    that changed, and for kerchunk references one for each object that they refer to. The driver
+    holds all new references in columns, about 30 bytes each.
     """
     if files_per_task is not None and files_per_task < 1:
         raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
@@ -374,9 +382,30 @@ class _Ingest:
         return answers
 
     def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
-        """Scan files that have no entry or changed since; return the result for each location."""
-        size = self.files_per_task or default_files(self.spark, len(wanted))
+        """Scan files that have no entry or changed since; return the result for each location.
+
+        Scanning a few is divided over many tasks. Most files of a rerun need no more than a look,
+        which takes less time than Spark takes to start a task: one task looks at many.
+        """
         files = [(location, None if it is None else it.stamp) for location, it in wanted]
+        listed = [it for it in files if it[1] is not None]
+        answers: dict[str, Answered] = {}
+        if len(listed) > total_cores(self.spark):
+            size = default_looks(self.spark, len(listed))
+            looked = self._run(look_at_files, listed, size, "looking for changes")
+            answers = {location: it for location, it in looked.items() if it.stamp is not None}
+        rest = [it for it in files if it[0] not in answers]
+        size = self.files_per_task or default_files(self.spark, len(rest))
+        return answers | self._run(scan_files, rest, size, "scanning files")
+
+    def _run(
+        self,
+        work: Callable[[AsyncRepository, FileWork], Awaitable[Mapping[str, Sequence[Any]]]],
+        files: Sequence[tuple[str, str | None]],
+        size: int,
+        phase: str,
+    ) -> dict[str, Answered]:
+        """Run tasks of some files each; return the result for each location."""
         parts = [
             FileWork(self.options, tuple(files[start : start + size]))
             for start in range(0, len(files), size)
@@ -385,9 +414,9 @@ class _Ingest:
             self.spark,
             self.shared,
             parts,
-            scan_files,
+            work,
             COLUMNS,
-            phase="scanning files",
+            phase=phase,
             progress=self.progress,
         )
         answers: dict[str, Answered] = {}

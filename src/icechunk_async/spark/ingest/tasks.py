@@ -37,7 +37,15 @@ if TYPE_CHECKING:
 
     type Kind = Literal["auto", "hdf5", "zarr", "kerchunk", "grib-index", "tiledb"]
 
-__all__ = ["COLUMNS", "FileWork", "ScanOptions", "load_values", "scan_files", "scan_source"]
+__all__ = [
+    "COLUMNS",
+    "FileWork",
+    "ScanOptions",
+    "load_values",
+    "look_at_files",
+    "scan_files",
+    "scan_source",
+]
 
 COLUMNS: Final = "location string, stamp string, reason string, scanned binary, milliseconds long"
 _FOLDERS: Final = ("zarr", "tiledb")
@@ -85,6 +93,39 @@ async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str
             reason = f"{type(error).__name__}: {error}"
         rows.append((location, stamp, reason, scanned, int((time.monotonic() - began) * 1000)))
     return columns_of(COLUMNS, rows)
+
+
+async def look_at_files(repository: AsyncRepository, work: FileWork) -> Mapping[str, Sequence[Any]]:
+    """Return `COLUMNS`, with a stamp for files that did not change and none for all others.
+
+    The others have to be scanned, which says why if it cannot be done.
+    """
+    virtual = repository.engine.virtual
+
+    async def look(file: tuple[str, str | None]) -> tuple[Any, ...]:
+        location, known = file
+        began = time.monotonic()
+        try:
+            stamp = await _stamp_of(virtual, location, work.options)
+        except Exception:  # noqa: BLE001 -- the scan will say
+            stamp = None
+        found = stamp if stamp == known else None
+        return location, found, None, None, int((time.monotonic() - began) * 1000)
+
+    return columns_of(COLUMNS, await bounded_map(look, work.files, limit=_AT_ONCE))
+
+
+async def _stamp_of(virtual: VirtualChunks, location: str, options: ScanOptions) -> str | None:
+    """Return the stamp that `scan_source` would; None if that needs more than a look."""
+    kind = _kind(location) if options.kind == "auto" else options.kind
+    if kind == "kerchunk":
+        return None
+    if kind in _FOLDERS:
+        return (await list_folder(virtual, location)).state.stamp
+    source = await Source.open(virtual, location)
+    if kind == "grib-index":
+        return f"{source.state.stamp}+{(await grib_file(source)).state.stamp}"
+    return source.state.stamp
 
 
 async def scan_source(
