@@ -170,7 +170,7 @@ class TestGoogleClient:
 
         def write(number: int) -> None:
             blob = google.blob("key")
-            together.wait(30)
+            together.wait(240)
             try:
                 blob.upload_from_string(b"%d" % number, if_generation_match=generation)
             except PreconditionFailed:

@@ -237,7 +237,6 @@ async def test_a_server_that_does_not_answer_is_given_up(ministack_server: Serve
     """After the longest pause that was allowed; a caller's own deadline ends it as well."""
     options: dict[str, Any] = {"network_stream_timeout_seconds": 0.3}
     async with behind(ministack_server, **options) as (proxy, storage):
-        await storage.put("key", b"one")
         proxy.use(FaultPlan((Rule(Hang(applied=False)),)))
         with pytest.raises(UnreachableError, match="no answer in time"):
             await storage.get("key")

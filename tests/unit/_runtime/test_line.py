@@ -148,6 +148,32 @@ def test_tasks_of_several_event_loops_share_a_line() -> None:
     assert most == [1] * 80
 
 
+def test_turns_of_several_event_loops_come_in_the_order_of_arrival() -> None:
+    """However late a thread wakes up."""
+    line, done = Line(), list[int]()
+    came = threading.Semaphore(0)
+
+    async def wait(number: int) -> None:
+        with line.join() as place:
+            came.release()
+            await place.wait(patient)
+            done.append(number)
+
+    def come(number: int) -> threading.Thread:
+        thread = threading.Thread(target=asyncio.run, args=(wait(number),))
+        thread.start()
+        came.acquire()
+        return thread
+
+    async def scenario() -> list[threading.Thread]:
+        with line.join():
+            return [await asyncio.to_thread(come, number) for number in range(6)]
+
+    for thread in asyncio.run(scenario()):
+        thread.join()
+    assert done == list(range(6))
+
+
 @pytest.mark.parametrize("number", [0, 3])
 def test_places_are_prepared_in_the_order_of_the_line(number: int) -> None:
     """And not for work of a turn, which is in no line."""

@@ -33,7 +33,7 @@ class Server:
 
         Wait for ``least`` of them: the server writes a line when the client has its bytes already.
         """
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         text = self.log.read_text(encoding="utf-8")
         while len(_LINE.findall(text)) < least and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from tests.unit.gateway.conftest import Served
 
 
+_LONGER_AND_LONGER = (0.2, 2, 20)
+"""Deadlines in seconds: on a busy machine the first may pass before what is in time, too."""
+
+
 class Gate(WrappedStorage):
     """Holds reads of chunks until it is opened, and counts those that wait."""
 
@@ -91,15 +95,19 @@ async def test_no_more_than_the_limit_is_read_at_once(many: tuple[Repository, Ga
 async def test_a_storage_that_does_not_reply_ends_in_504(gated: tuple[Repository, Gate]) -> None:
     """After the deadline; the read is cancelled, and the slot is free again."""
     repository, gate = gated
-    gateway = app(repository, deadline_seconds=0.2, max_concurrent_requests=1)
-    await ask(gateway, "/@branch.main/zarr.json")
-    answer = await ask(gateway, "/@branch.main/air/c/0")
-    assert (answer.status, answer.headers["cache-control"]) == (504, "no-store")
-    assert answer.sentence
-    assert gate.waiting == 0
+    for seconds in _LONGER_AND_LONGER:
+        gateway = app(repository, deadline_seconds=seconds, max_concurrent_requests=1)
+        began = await ask(gateway, "/@branch.main/zarr.json")
+        answer = await ask(gateway, "/@branch.main/air/c/0")
+        assert (answer.status, answer.headers["cache-control"]) == (504, "no-store")
+        assert answer.sentence
+        assert gate.waiting == 0
+        if began.status == (await ask(gateway, "/@branch.main/zarr.json")).status == 200:
+            break
+    else:
+        pytest.fail("the slot is still taken")
     gate.opened.set()
     assert (await ask(app(repository), "/@branch.main/air/c/0")).body == NATIVE
-    assert (await ask(gateway, "/@branch.main/zarr.json")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,6 @@ def test_a_busy_storage_is_no_fault_of_the_gateway() -> None:
 
 async def test_a_client_that_does_not_take_its_reply_is_left(served: Served) -> None:
     """The reply stays incomplete, so that the server closes the connection; the slot is free."""
-    gateway = app(served.repository, deadline_seconds=0.2, max_concurrent_requests=1)
     sent: list[str] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -147,9 +154,15 @@ async def test_a_client_that_does_not_take_its_reply_is_left(served: Served) -> 
         raise AssertionError("a gateway reads no body")
 
     scope = {"type": "http", "method": "GET", "path": "/@branch.main/air/c/0", "headers": []}
-    await gateway(scope, receive, send)
-    assert sent == ["http.response.start", "http.response.body"]
-    assert (await ask(gateway, "/@branch.main/air/c/0")).body == NATIVE
+    for seconds in _LONGER_AND_LONGER:
+        sent.clear()
+        gateway = app(served.repository, deadline_seconds=seconds, max_concurrent_requests=1)
+        await gateway(scope, receive, send)
+        assert sent == ["http.response.start", "http.response.body"]
+        if (await ask(gateway, "/@branch.main/air/c/0")).body == NATIVE:
+            break
+    else:
+        pytest.fail("the slot is still taken")
 
 
 async def test_closing_waits_for_what_is_read(many: tuple[Repository, Gate]) -> None:

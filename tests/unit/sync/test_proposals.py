@@ -140,7 +140,7 @@ async def test_plain_functions_wait_for_no_other() -> None:
     def work(_: object) -> None:
         from_thread.run(to_thread.run_sync, lambda: None)
 
-    with fail_after(20):
+    with fail_after(240):
         await native_hook(work)(cast("CommitEvent", None))
 
 

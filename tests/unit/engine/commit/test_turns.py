@@ -11,6 +11,8 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.conflicts import ConflictDetector
+from icechunk_async.engine.commit import turns
+from icechunk_async.engine.history.repo_info import file
 from icechunk_async.errors import ConflictError
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
@@ -49,6 +51,13 @@ async def _changed(repository: Repository, number: int, branch: str = "main") ->
     return session
 
 
+def _never_overtake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writers wait for others for ever, also on a machine that takes seconds for a try."""
+    monkeypatch.setattr(turns, "_HERE_SECONDS", 3600.0)
+    monkeypatch.setattr(turns, "_ELSEWHERE_SECONDS", 3600.0)
+    monkeypatch.setattr(file, "_PATIENCE_SECONDS", 3600.0)
+
+
 async def _committed(session: Session, number: int) -> None:
     await session.commit(str(number), rebase_with=ConflictDetector())
 
@@ -85,8 +94,9 @@ def test_sessions_of_a_repository_commit_in_turn_without_losing_a_race(spec: int
     run(scenario())
 
 
-async def test_repositories_opened_at_one_url_take_turns() -> None:
+async def test_repositories_opened_at_one_url_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any number of event loops, and nobody's first try fails."""
+    _never_overtake(monkeypatch)
     url = memory_url()
     await _prepare(url, 2)
 
@@ -113,7 +123,6 @@ async def test_repositories_opened_at_one_url_take_turns() -> None:
     assert len({it.message for it in infos}) == 8 * 3
     notes: list[Any] = [it.metadata["__icechunk"] for it in infos]
     assert max(note["rebase_attempts"] for note in notes) == 1  # they stood on the last one
-    assert max(note.get("overtaken_by", 0) for note in notes) < 16
 
 
 def test_commits_to_several_branches_do_not_race_for_the_repo_info() -> None:
@@ -180,8 +189,9 @@ async def test_rebase_tries_of_zero_never_moves_a_session() -> None:
         await _committed(other, 2)
 
 
-async def test_a_cancelled_commit_lets_the_next_one_in() -> None:
+async def test_a_cancelled_commit_lets_the_next_one_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it waits for its turn, and while it publishes."""
+    _never_overtake(monkeypatch)
     url = memory_url()
     await _prepare(url, 2)
     async with open_storage(url) as plain:
@@ -195,7 +205,7 @@ async def test_a_cancelled_commit_lets_the_next_one_in() -> None:
             await asyncio.sleep(0.003)
             tasks[0].cancel()
             tasks[2].cancel()
-            async with asyncio.timeout(5):  # half of the time after which a turn is overtaken
+            async with asyncio.timeout(240):
                 await asyncio.gather(*tasks, return_exceptions=True)
             landed = {it.message async for it in repository.ancestry(branch="main")}
             for session in sessions:
@@ -215,15 +225,18 @@ class _Committing(ConflictDetector):
         return await super().solve(clash)
 
 
-async def test_a_solver_can_commit_to_the_same_branch(tmp_path: Path) -> None:
+async def test_a_solver_can_commit_to_the_same_branch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does not wait for the commit that waits for it."""
+    _never_overtake(monkeypatch)
     url = (tmp_path / "repository").as_uri()
     await _prepare(url, 2)
     async with Repository.open(url) as repository:
         mine = await _changed(repository, 1)
         await (await _changed(repository, 1)).commit("theirs")
         other = await _changed(repository, 2)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             with pytest.raises(ConflictError):
                 await mine.commit("mine", rebase_with=_Committing(other))
         mine.discard_changes()

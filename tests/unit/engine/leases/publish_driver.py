@@ -128,7 +128,7 @@ def kill(place: Path, spec: int, first: int, step: int) -> None:
 async def work(root: Path, me: int, workers: int, rounds: int) -> None:
     """Write a chunk each round, and continue when those of all others can be read."""
     fork = fork_of(root, me)
-    async with open_storage(root, **FAST) as storage, fork.attached(storage), asyncio.timeout(100):
+    async with open_storage(root, **FAST) as storage, fork.attached(storage), asyncio.timeout(250):
         for turn in range(rounds):
             await write(fork, f"a/c/{10 * me + turn}", content(10 * me + turn))
             await fork.publish()
