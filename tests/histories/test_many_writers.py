@@ -13,6 +13,7 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.commit import turns
 from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
