@@ -156,6 +156,11 @@ def order_of(catalog: Catalog, files: Sequence[str], mode: Mode) -> list[str]:
     return list(dict.fromkeys([*(it.location for it in catalog.entries), *files]))
 
 
+def _removed(catalog: Catalog, order: Sequence[str]) -> list[Entry]:
+    kept = set(order)
+    return [it for it in catalog.entries if it.location not in kept]
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
     """The metadata that all concatenated files share."""
@@ -275,7 +280,7 @@ def plan_concat(
     """
     plan = Plan()
     order = order_of(catalog, files, mode)
-    plan.removed = [it for it in catalog.entries if it.location not in set(order)]
+    plan.removed = _removed(catalog, order)
     stay = existing is not None and any(
         _stays(catalog, answers, location) for location in order if location in catalog.by_location
     )
@@ -383,7 +388,7 @@ def plan_groups(
     """
     plan = Plan()
     order = order_of(catalog, files, mode)
-    plan.removed = [it for it in catalog.entries if it.location not in set(order)]
+    plan.removed = _removed(catalog, order)
     for location in order:
         old, answer = catalog.by_location.get(location), answers.get(location)
         group = groups.get(location) or (old.group if old is not None else "")
