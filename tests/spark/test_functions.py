@@ -132,6 +132,38 @@ def test_rows_and_history_are_those_of_the_version(spark: SparkSession, director
     assert latest("main~2") == "first"
 
 
+def test_conditions_select_what_spark_selects_of_a_view(
+    spark: SparkSession, directory: Path
+) -> None:
+    """Each statement has its conditions, so that none can miss what those of another left out."""
+    Repository.open(str(directory)).analyze()
+    conditions = (
+        "x = 2 and n > 9",
+        "time >= '2020-01-03 00:00:00'",
+        "time = '2020-01-02 00:00:00' and t < 2.5",
+        "t > 13.5",
+        "n between 3 and 5",
+        "n in (1, 5, 14)",
+        "n not in (3, 4)",
+        "t > 1000",
+    )
+    frame = spark.read.format("icechunk").option("arrays", "t,n").load(str(directory))
+    frame.createOrReplaceTempView("whole")
+
+    def rows(source: str) -> list[tuple[Any, ...]]:
+        """Return the rows of all conditions, of one statement: a job costs more than the rows."""
+        parts: list[str] = []
+        for number, condition in enumerate(conditions):
+            named = source.format(condition, condition.replace("'", "\\'"))
+            parts.append(f"SELECT {number} AS number, time, x, t, n FROM {named}")  # noqa: S608 -- ours
+        return sorted(tuple(it) for it in spark.sql(" UNION ALL ".join(parts)).collect())
+
+    wanted = rows("whole WHERE {0}")
+    found = rows(f"read_icechunk('{directory}', arrays => 't,n', where => '{{1}}')")
+    assert found == wanted
+    assert {it[0] for it in found} == set(range(len(conditions) - 1))
+
+
 def test_what_cannot_be_asked_is_refused_before_tasks(spark: SparkSession, directory: Path) -> None:
     """With a sentence of ours, where Spark leaves the checking to the function."""
     refused = {
