@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.programs import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +25,9 @@ main()
 def complete(*words: object) -> list[str]:
     """Return the words that the shell would offer for the last of some words."""
     line = " ".join(["icechunk-async", *map(str, words)])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=240,
-        check=False,
-        env={
+    done = run_program(
+        SCRIPT,
+        environment={
             **os.environ,
             "_ICECHUNK_ASYNC_COMPLETE": "complete_bash",
             "COMP_WORDS": line,
