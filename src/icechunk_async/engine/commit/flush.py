@@ -21,7 +21,6 @@ from icechunk_async.engine.sidecars.digests import digests_of, listed
 from icechunk_async.errors import FormatError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList
 from icechunk_async.format.ids import ManifestId
-from icechunk_async.format.manifest.merging import merge
 from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.seekable.patching import MAX_PATCHED_REFS
@@ -440,6 +439,8 @@ class Flusher:
         if changes.kept_grid is not None:
             box = tuple((a, min(b, c)) for (a, b), c in zip(box, changes.kept_grid, strict=True))
         ours = columns if len(cell.changes) == len(columns) else columns.take(cell.changes)
+        from icechunk_async.format.manifest.merging import merge  # noqa: PLC0415 -- loaded when it is used
+
         refs = merge(parts, ours, box)
         if len(refs) == 0:
             return None

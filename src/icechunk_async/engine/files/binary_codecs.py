@@ -20,7 +20,6 @@ from icechunk_async.format.envelope import (
     unpack,
     with_cut_seconds,
 )
-from icechunk_async.format.manifest.few import encode_few
 from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.seekable.patching import patch_manifest
@@ -125,6 +124,8 @@ class _Manifests:
         level: int,
         dictionary: LocationDictionary | None,
     ) -> bytes:
+        from icechunk_async.format.manifest.few import encode_few  # noqa: PLC0415 -- loaded when it is used
+
         payload: memoryview | None = None
         if len(arrays) == 1:
             payload = encode_few(manifest_id, *next(iter(arrays.items())))
