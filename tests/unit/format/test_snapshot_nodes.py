@@ -336,3 +336,25 @@ def test_many_lookups_decode_the_lists_once(monkeypatch: pytest.MonkeyPatch) -> 
             assert "index" not in vars(snapshot.nodes.table), "decoded for a few lookups"
         else:
             assert found < 3500
+
+
+def test_damage_elsewhere_is_no_error_however_many_lookups_came_before() -> None:
+    """Lookups that do not read the damaged entry answer; only what decodes all fails."""
+    count, most = 200, (1 << 63) - 1
+    paths = [f"/{number:04}" for number in range(count)]
+    sizes = [*range(count - 1), most]
+    infos = [ManifestFileInfo(manifest_id(it), size, 1) for it, size in enumerate(sizes)]
+    files = {it.id: it for it in infos}
+    written = Snapshot(snapshot_id(1), None, 5, "", manifests=files, nodes=in_memory(paths))
+    encoded = bytes(encode_snapshot(written, 2))
+    encoded = encoded.replace(paths[-1].encode(), b"\xff" + paths[-1].encode()[1:])
+    encoded = encoded.replace(most.to_bytes(8, "little"), b"\xff" * 8)
+    snapshot = decode_snapshot(Envelope(2, encoded))
+    for path in paths[:-1]:
+        assert snapshot.nodes[path].path == path
+    for manifest in list(files)[:-1]:
+        assert snapshot.manifests[manifest] == files[manifest]
+    with pytest.raises(FormatError, match="not UTF-8"):
+        list(snapshot.nodes)
+    with pytest.raises(FormatError, match="beyond any object's size"):
+        list(snapshot.manifests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
@@ -183,8 +184,9 @@ class Files(Mapping[ManifestId, ManifestFileInfo]):
     def _find(self, manifest_id: ManifestId) -> ManifestFileInfo | None:
         if self._are_values:
             return None
-        if self._columns is None and self._file is not None and not self._file.columns_pay:
-            found = self._file.halve(manifest_id)
+        if self._columns is None and self._file is not None:
+            self._columns = self._file.columns_if_they_pay()
+            found = self._file.halve(manifest_id) if self._columns is None else None
             if found is not None:
                 return found
         columns = self.columns
@@ -219,10 +221,16 @@ class _StoredFiles:
         self._reader = Reader(buffer.payload)
         self._halved = 0
 
-    @property
-    def columns_pay(self) -> bool:
-        """Whether lookups took about as long as decoding all manifests will, and more may come."""
-        return lookups_pay_for_all(self._halved, self._tables.counts.item())
+    def columns_if_they_pay(self) -> FileColumns | None:
+        """Return all manifests if lookups took about as long as decoding them.
+
+        None if one of them is damaged, which may not be the one that is looked up.
+        """
+        if lookups_pay_for_all(self._halved, self._tables.counts.item()):
+            self._halved = 0  # a damaged list is decoded again after as many lookups
+            with suppress(FormatError):
+                return self.columns
+        return None
 
     def halve(self, manifest_id: ManifestId) -> ManifestFileInfo | None:
         """Return a manifest if it is where it should be; of equal ones the last one counts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from operator import lt
@@ -115,7 +116,11 @@ class NodeTable(TableList):
         Cost: the logarithm of the number of nodes; time in proportion to it once, for the first
         path that is not found, or when many were.
         """
-        if "index" not in self.__dict__ and not lookups_pay_for_all(self._halved, self._count):
+        if lookups_pay_for_all(self._halved, self._count):
+            self._halved = 0  # damaged paths are decoded again after as many lookups
+            with suppress(FormatError):  # of nodes that may not be asked for
+                _ = self.index
+        if "index" not in self.__dict__:
             self._halved += 1
             row = self._halve(path.encode(errors="surrogatepass"))
             if row is not None:
