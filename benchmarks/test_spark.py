@@ -209,7 +209,12 @@ def test_collection(contest: Contest, place: Place, tmp_path: Path) -> None:
     for number in range(contest.pick(3, 30)):
         session = repository.writable_session("main")
         array: Any = zarr.create_array(
-            session.store, name=f"a{number}", shape=(200, 1000), chunks=(1, 1000), dtype="f8"
+            session.store,
+            name=f"a{number}",
+            shape=(200, 1000),
+            chunks=(1, 1000),
+            dtype="f8",
+            compressors=None,  # compressed, they would be inline and no objects
         )
         array[:] = 1.0
         session.commit(f"{number}")
