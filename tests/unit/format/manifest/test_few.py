@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest import few as writing_few
 from icechunk_async.format.manifest import merging
 from icechunk_async.format.manifest.few import encode_few
@@ -109,6 +110,23 @@ def test_changes_replace_references_inside_of_the_box(
     assert as_dict(merged) == expected
     assert list(as_dict(merged)) == sorted(expected)
     assert merged.rank == 2
+
+
+@pytest.mark.parametrize("few", [-1, 1000])
+def test_checksums_stay_with_their_references(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of references that stay, and of new ones; 0 where none is known."""
+    monkeypatch.setattr(merging, "_FEW", few)
+    ids = [ChunkId(bytes([it]) * 12) for it in range(4)]
+    natives: Refs = {(it,): NativeChunk(one, 0, 8, sum=it + 5) for it, one in enumerate(ids)}
+    stored = ChunkRefs.from_mapping(1, natives)
+    changes: Refs = {
+        (0,): InlineChunk(b"new"),
+        (1,): NativeChunk(ids[0], 8, 8, sum=9),
+        (3,): NativeChunk(ids[0], 16, 8),
+    }
+    merged = merge([stored], ChunkRefs.from_mapping(1, changes), ((0, 5),))
+    assert merged.sums is not None
+    assert merged.sums.tolist() == [0, 9, 7, 0]
 
 
 def test_the_doubt_about_times_of_others_stays() -> None:
