@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind, VirtualChunk
 from icechunk_async.format.manifest.row_index import rows_in
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _one_by_one(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) ->
     if not left:
         return ChunkRefs.empty(changed.rank)
     merged = ChunkRefs.from_mapping(changed.rank, left)
-    cut = any(part.seconds_cut for part in (*parts, changed))
+    cut = any(isinstance(ref, VirtualChunk) and ref.seconds_cut for ref in left.values())
     return replace(merged, seconds_cut=True) if cut else merged
 
 

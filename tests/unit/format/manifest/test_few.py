@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -143,3 +144,16 @@ def test_the_doubt_about_times_of_others_stays() -> None:
     merged = merge([stored], changed, ((0, 5),))
     assert merged.has_cut_seconds
     assert not merge([changed], ChunkRefs.empty(1), ((0, 5),)).has_cut_seconds
+
+
+@pytest.mark.parametrize("few", [-1, 1000])
+def test_the_doubt_about_times_goes_with_the_last_reference_that_had_it(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our times are rounded up: to take them for cut would miss a source that changed."""
+    monkeypatch.setattr(merging, "_FEW", few)
+    old, new = (VirtualChunk("s3://bucket/key", 0, 1, last_modified=it) for it in (7, 9))
+    stored = replace(ChunkRefs.from_mapping(1, {(0,): old}), seconds_cut=True)
+    assert stored.has_cut_seconds
+    changed = ChunkRefs.from_mapping(1, {(0,): new})
+    assert not merge([stored], changed, ((0, 5),)).has_cut_seconds
