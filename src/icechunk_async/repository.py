@@ -2508,8 +2508,8 @@ class Repository:
 
         For objects that several chunks share, see `Packing`: they can only be collected as a
         whole. Arrays and the contents of chunks do not change, so the commit conflicts with no
-        other writer; chunks that others change meanwhile are left to them. Statistics that
-        `analyze` or a commit made hold for the rewritten chunks, too.
+        other writer; chunks that others change meanwhile are left to them. Rewritten chunks keep
+        the statistics that `analyze` or a commit made.
 
         Other branches, tags and older snapshots still use the old objects. To free the space,
         expire snapshots afterwards and collect garbage.
