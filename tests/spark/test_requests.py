@@ -16,7 +16,7 @@ pytest.importorskip("aiohttp", reason="the driver of the HTTP backend is not ins
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import CooperativeWrite, Input, NewArray, map_chunks
 from icechunk_async.spark.options import ReadOptions, WriteOptions
-from icechunk_async.spark.read.reader import IcechunkReader, Reading
+from icechunk_async.spark.read.reader import IcechunkReader, Part, Reading
 from icechunk_async.spark.requests import (
     JOB_REQUESTS,
     JOB_SETTING,
@@ -281,6 +281,27 @@ def test_a_reader_says_how_many_parts_it_planned(
     assert reader.options.budget is not None
     assert reader.options.budget.parts == len(parts)
     assert _share(reader.options.budget) == min(64, JOB_REQUESTS // len(parts)) > 1
+
+
+@pytest.mark.parametrize(("executors", "expected"), [(1, 64), (100, 10)])
+def test_a_reader_that_begins_in_a_task_divides_once(
+    repository: Repository,
+    url: str,
+    in_task: Callable[[Mapping[str, str]], None],
+    executors: int,
+    expected: int,
+) -> None:
+    """As those of streams do, which do not know how many parts there are."""
+    session = repository.writable_session("main")
+    zarr.create_array(session.store, name="a", shape=(4,), dtype="i4", dimension_names=["t"])
+    session.commit("made")
+    reading = Reading.begin(ReadOptions.parse({"path": url}))
+    schema = reading.spark_schema()
+    in_task({**CLUSTER, "spark.executor.instances": str(executors)})
+    reader = IcechunkReader(reading.options, schema)
+    assert list(reader.read(Part((((0, 4),),))))
+    assert reader.options.budget is not None
+    assert _share(reader.options.budget) == expected
 
 
 def test_writers_and_streams_take_the_option(

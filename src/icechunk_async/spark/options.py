@@ -714,7 +714,12 @@ class ReadOptions:
         return replace(self, branch=None, tag=None, ref=None, as_of=None, snapshot_id=snapshot_id)
 
     def with_budget(self) -> Self:
-        """Return the same request for tasks, which share requests; opens the repository."""
+        """Return the same request for tasks, which share requests; opens the repository.
+
+        Tasks of streams begin to read as well, with a budget that must not be divided again.
+        """
+        if self.budget is not None:
+            return self
         return replace(self, budget=self.repository.budget(job_requests=self.max_requests or 0))
 
     def among(self, parts: int) -> Self:

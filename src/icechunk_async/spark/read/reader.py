@@ -109,8 +109,8 @@ def report(read: PlannedRead, gathered: Accumulator[list[PlannedRead]] | None) -
 class Part(InputPartition):
     """One task: boxes of a table's cells, or of an array's chunk grid. Plain data."""
 
-    def __init__(self, boxes: tuple[Box, ...], array: str = "", of: int = 1) -> None:
-        """Keep the boxes, with the layout `chunks` the array, and the number of parts."""
+    def __init__(self, boxes: tuple[Box, ...], array: str = "", of: int = 0) -> None:
+        """Keep the boxes, with the layout `chunks` the array, and the number of parts if known."""
         super().__init__(None)
         self.boxes = boxes
         self.array = array
@@ -193,7 +193,7 @@ class IcechunkReader(DataSourceReader):
         manifests of arrays with conditions.
         """
         if self.options.table is not None:
-            return [Part(())]
+            return [Part((), of=1)]
         if self.options.layout == "chunks":
             found = list(chunk_rows.parts(self.options, self.schema))
             return [Part(boxes, array, len(found)) for array, boxes in found]
