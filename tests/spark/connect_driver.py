@@ -19,8 +19,10 @@ from icechunk_async.spark import (
     map_chunks,
     register,
     register_functions,
+    verify,
     watch_reads,
 )
+from icechunk_async.spark.tasks import places_by_number
 from icechunk_async.sync import Repository
 
 
@@ -70,6 +72,9 @@ def main(directory: Path) -> None:
     read = {name: zarr.open_array(store, path=name, mode="r")[:] for name in ("twice", "v")}
     np.testing.assert_array_equal(read["twice"], [0, 2, 4, 6, 0, 0])
     np.testing.assert_array_equal(read["v"], [0, 1, 2, 3, 40, 50])
+    # Jobs ask the server whether it places rows by number, as Spark does.
+    assert places_by_number(spark)
+    assert not verify(spark, repository).result.findings
     spark.stop()
 
 

@@ -111,6 +111,9 @@ def test_engines_are_asked_whether_they_place_rows_by_number(spark: SparkSession
         def range(self, _: int) -> Sail:
             return self
 
+        def selectExpr(self, _: str) -> Sail:  # noqa: N802 -- Spark's
+            return self
+
         def repartitionById(self, *_: Any) -> Sail:  # noqa: N802 -- Spark's
             return self
 
