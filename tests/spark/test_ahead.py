@@ -125,7 +125,9 @@ def test_a_function_may_return_the_same_memory_for_each_block() -> None:
 
     def fn(block: Block, _: Block) -> Block:
         kept[:] = block
-        computed.append(int(block[0]))
+        with store.changed:
+            computed.append(int(block[0]))
+            store.changed.notify_all()
         return kept
 
     def write(place: int, block: Block) -> None:
@@ -133,16 +135,8 @@ def test_a_function_may_return_the_same_memory_for_each_block() -> None:
             assert store.waits(lambda: len(computed) > 3)
         store.write(place, block)
 
-    threading.Thread(target=_poke, args=(store, computed)).start()
     compute_blocks(range(6), store.readers, fn, write)
     assert store.written == {place: [float(place)] for place in range(6)}
-
-
-def _poke(store: Store, computed: list[int]) -> None:
-    while len(computed) < 6:
-        with store.changed:
-            store.changed.notify_all()
-            store.changed.wait(0.01)
 
 
 def test_nothing_is_written_where_the_function_returns_nothing() -> None:
