@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from icechunk_async.spark.write import ahead
 from icechunk_async.spark.write.ahead import AHEAD_BYTES, compute_blocks
 
 if TYPE_CHECKING:
@@ -116,6 +117,29 @@ def test_blocks_are_written_while_the_next_is_computed() -> None:
 
     compute_blocks(range(10), store.readers, fn, write)
     assert len(store.written) == 10
+
+
+def test_blocks_that_wait_to_be_written_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first block, which says how large blocks are, is not written."""
+    monkeypatch.setattr(ahead, "AHEAD_BYTES", 1000)
+    store = Store(1)
+    computed: list[int] = []
+
+    def fn(block: Block, _: Block) -> Block | None:
+        place = int(block[0])
+        with store.changed:
+            assert place - 1 - len(store.written) <= 2
+            computed.append(place)
+            store.changed.notify_all()
+        return np.full(50, float(place)) if place else None
+
+    def write(place: int, block: Block) -> None:
+        with store.changed:  # what would be too many comes at once, or never
+            store.changed.wait_for(lambda: max(computed) > place + 2, timeout=0.2)
+        store.write(place, block)
+
+    compute_blocks(range(6), store.readers, fn, write)
+    assert sorted(store.written) == [1, 2, 3, 4, 5]
 
 
 def test_a_function_may_return_the_same_memory_for_each_block() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     import numpy.typing as npt
@@ -82,17 +82,23 @@ def _overlapped[T](
     *,
     room: int,
 ) -> None:
-    written: deque[Future[object]] = deque()
+    written: deque[tuple[Future[object], int]] = deque()
     for place, inputs in _ahead(pool, places, reads, room):
         found = fn(*inputs)
         if found is None:
             continue
-        while len(written) >= room:
-            written.popleft().result()
+        size = np.asarray(found).nbytes
+        # Blocks may be larger than the first, which may have been none.
+        while written and (len(written) >= room or _bytes(written) + size > AHEAD_BYTES):
+            written.popleft()[0].result()
         # A copy: the function may return the same memory for the next block.
-        written.append(pool.submit(write, place, np.array(found)))
-    for it in written:
-        it.result()
+        written.append((pool.submit(write, place, np.array(found)), size))
+    for future, _ in written:
+        future.result()
+
+
+def _bytes(written: Iterable[tuple[object, int]]) -> int:
+    return sum(size for _, size in written)
 
 
 def _ahead[T](
