@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 JOB_REQUESTS: Final = 4096
-"""Requests at a time of a job of which nobody said more: those of 16 executors with 256 each.
+"""The default for requests at a time of a whole job: those of 16 executors with 256 each.
 
 At 20 to 50 ms a request these are 80,000 to 200,000 a second. S3 begins with 5,500 reads a second
 at one prefix, and divides busy prefixes."""
