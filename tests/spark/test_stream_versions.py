@@ -26,7 +26,7 @@ from icechunk_async.spark.stream.source import UnlimitedReader, stream_reader
 from pyspark.sql.types import LongType, StructField, StructType
 logging.basicConfig()
 columns = StructType([StructField("time", LongType())])
-reader = stream_reader({"path": "memory:", "max-commits-per-trigger": "2"}, columns)
+reader = stream_reader({"path": sys.argv[1], "max-commits-per-trigger": "2"}, columns)
 assert type(reader) is UnlimitedReader, reader
 """
 
@@ -67,10 +67,16 @@ def test_a_query_reads_what_is_there_and_then_what_is_new(
     assert _stream(spark, url, tmp_path / "checkpoint") == [[(3, 3.0)]]
 
 
-def test_before_pyspark_4_2_a_stream_has_no_limit_and_says_so() -> None:
+def test_before_pyspark_4_2_a_stream_has_no_limit_and_says_so(
+    repository: Repository, url: str
+) -> None:
     """Such a PySpark has no module for limits."""
+    _append(repository, 0)
     done = subprocess.run(
-        [sys.executable, "-c", _BEFORE_4_2], capture_output=True, encoding="utf-8", check=False
+        [sys.executable, "-c", _BEFORE_4_2, url],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "'max-commits-per-trigger' has no effect before PySpark 4.2" in done.stderr
