@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Self
 
@@ -72,8 +72,16 @@ def describe() -> dict[str, str]:
         "processor": f"{os.cpu_count()} x {model}",
         "system": platform.system() + " " + platform.release().partition("-")[0],
         "python": platform.python_version(),
-        **{name: version(name) for name in _PACKAGES},
+        **{name: _version(name) for name in _PACKAGES},
     }
+
+
+def _version(name: str) -> str:
+    """Return the version of a package, of which no run needs all."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from pyarrow import parquet
 from tests.spark.java import java_home
 from tests.spark.sources import open_for
 
-from benchmarks.spark.measure import COLUMNS, ROWS, WIDTH, Place, best
+from benchmarks.spark.measure import COLUMNS, DAYS_IN_CHUNK, ROWS, WIDTH, Place, best
 from benchmarks.spark.tasks import compute, compute_part, leave, scan_part, warm
 from icechunk_async.spark import garbage_collect, ingest_virtual, map_chunks
 from icechunk_async.sync import Repository
@@ -118,6 +118,38 @@ def test_map_chunks(contest: Contest, place: Place, pool: ProcessPoolExecutor) -
             "one process": lambda: parts(1, lambda fork, _: [compute_part(fork, "t", "u", 0, 1)]),
             "a pool": lambda: parts(2 * WIDTH, pooled),
             "dask": by_dask,
+        },
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_map_chunks_beside_xarray_beam(contest: Contest, place: Place) -> None:
+    """Compute an array from another in Apache Beam, into a plain Zarr store that nobody commits."""
+    beam: Any = pytest.importorskip("apache_beam", reason="a peer, Apache Beam, is not installed")
+    xbeam: Any = pytest.importorskip("xarray_beam", reason="a peer, xarray-beam, is not installed")
+    settings: Any = pytest.importorskip("apache_beam.options.pipeline_options")
+    # Its processes would start anew for each pipeline, and take seconds.
+    options = settings.DirectOptions(
+        direct_num_workers=WIDTH, direct_running_mode="multi_threading"
+    )
+    chunks = {"day": DAYS_IN_CHUNK, "y": ROWS, "x": COLUMNS}
+
+    def by_beam() -> None:
+        session = place.repository.readonly_session("main")
+        source = open_dataset(session, chunks=None)[["t"]].drop_vars(["day", "y", "x"])
+        store = str(place.directory / "beam.zarr")
+        with beam.Pipeline(options=options) as pipeline:
+            blocks = pipeline | xbeam.DatasetToChunks(source, chunks)
+            done = blocks | beam.MapTuple(lambda key, block: (key, block.map(compute)))
+            template = xbeam.make_template(source)
+            done | xbeam.ChunksToZarr(store, template, chunks, zarr_format=3)
+
+    _compare(
+        contest,
+        "map_chunks, 72 MB, and Beam",
+        {
+            "ours": lambda: map_chunks(place.spark, place.repository, compute, ["t"], "u"),
+            "xarray-beam, not committed": by_beam,
         },
     )
 

@@ -227,7 +227,7 @@ class _StoredFiles:
         None if one of them is damaged, which may not be the one that is looked up.
         """
         if lookups_pay_for_all(self._halved, self._tables.counts.item()):
-            self._halved = 0  # a damaged list is decoded again after as many lookups
+            self._halved = 0  # a damaged list is decoded again, after more lookups
             with suppress(FormatError):
                 return self.columns
         return None

@@ -117,7 +117,7 @@ class NodeTable(TableList):
         path that is not found, or when many were.
         """
         if lookups_pay_for_all(self._halved, self._count):
-            self._halved = 0  # damaged paths are decoded again after as many lookups
+            self._halved = 0  # damaged paths are decoded again, after more lookups
             with suppress(FormatError):  # of nodes that may not be asked for
                 _ = self.index
         if "index" not in self.__dict__:
