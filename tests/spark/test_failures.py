@@ -37,6 +37,9 @@ ROOT = Path(__file__).parents[2]
 LOCAL = "local[2,3]"
 KILLED = -9
 PATIENCE_SECONDS = 900
+LEFT = {"chunks": 1, "rows": 2}
+"""The chunks that a task which dies at its last one has stored for certain: `map_chunks` stores the
+first before it computes others, and the rest beside that."""
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +182,7 @@ def test_a_worker_dies_and_its_task_is_run_again(drive: Drive, place: str, notes
     assert commits(place) == 3
     assert (notes / "failed").exists()
     assert len(list(notes.glob("worker-*"))) >= 2
-    assert collect(place) >= 2
+    assert collect(place) >= LEFT["chunks"]
 
 
 @pytest.mark.spark_failures
@@ -237,7 +240,7 @@ def test_tasks_rerun_by_a_cluster_count_once(
     assert (notes / "second").exists() == (what == "task is slow")
     np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
-    assert collect(place) >= 2
+    assert collect(place) >= LEFT[how]
 
 
 @pytest.mark.spark_failures
@@ -254,4 +257,4 @@ def test_driver_killed_during_tasks_commits_nothing(
     assert drive(cluster, how, what) == 0
     np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
-    assert collect(place) >= 2
+    assert collect(place) >= LEFT[how]
