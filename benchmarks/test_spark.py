@@ -109,7 +109,7 @@ def test_map_chunks(contest: Contest, place: Place, pool: ProcessPoolExecutor) -
 
     _compare(
         contest,
-        "map_chunks, 72 MB",
+        f"map_chunks, {place.cells * 4 / 1e6:.0f} MB",
         {
             "ours": lambda: map_chunks(place.spark, place.repository, compute, ["t"], "u"),
             "a job that does nothing": lambda: map_chunks(
@@ -146,7 +146,7 @@ def test_map_chunks_beside_xarray_beam(contest: Contest, place: Place) -> None:
 
     _compare(
         contest,
-        "map_chunks, 72 MB, and Beam",
+        f"map_chunks, {place.cells * 4 / 1e6:.0f} MB, and Beam",
         {
             "ours": lambda: map_chunks(place.spark, place.repository, compute, ["t"], "u"),
             "xarray-beam, not committed": by_beam,
@@ -167,7 +167,7 @@ def test_rows_out(contest: Contest, place: Place) -> None:
     frames = place.arrays(), place.spark.read.parquet(place.parquet)
     _compare(
         contest,
-        "18 M rows out",
+        f"{place.cells / 1e6:.2g} M rows out",
         {
             "ours": lambda: frames[0].selectExpr(*sums).collect(),
             "Spark from Parquet": lambda: frames[1].selectExpr(*sums).collect(),
@@ -190,7 +190,7 @@ def test_rows_in(contest: Contest, place: Place) -> None:
 
     _compare(
         contest,
-        "18 M rows in",
+        f"{place.cells / 1e6:.2g} M rows in",
         {
             "ours": lambda: rows.write.format("icechunk").mode("overwrite").save(place.url),
             "Spark to Parquet": lambda: rows.write.mode("overwrite").parquet(
@@ -221,7 +221,7 @@ def test_ingest(contest: Contest, place: Place, pool: ProcessPoolExecutor, tmp_p
 
     _compare(
         contest,
-        "ingest of 400 NetCDF files",
+        f"ingest of {count} NetCDF files",
         {
             "ours": ours,
             "one process, scanning alone": lambda: scan_part(repository, files),
@@ -238,7 +238,8 @@ def test_ingest(contest: Contest, place: Place, pool: ProcessPoolExecutor, tmp_p
 def test_collection(contest: Contest, place: Place, tmp_path: Path) -> None:
     """Look for garbage among many objects, and delete nothing."""
     repository = Repository.create((tmp_path / "repository").as_uri())
-    for number in range(contest.pick(3, 30)):
+    arrays = contest.pick(3, 30)
+    for number in range(arrays):
         session = repository.writable_session("main")
         array: Any = zarr.create_array(
             session.store,
@@ -256,7 +257,7 @@ def test_collection(contest: Contest, place: Place, tmp_path: Path) -> None:
 
     _compare(
         contest,
-        "collection, 6,000 chunks",
+        f"collection, {200 * arrays:,} chunks",
         {
             "ours": lambda: garbage_collect(place.spark, repository, now(), dry_run=True),
             "one process": lambda: asyncio.run(
