@@ -228,4 +228,4 @@ def test_the_results_of_a_task_do_not_grow_with_the_job(repository: Repository) 
     table = run_job(session_here(), shared, parts, same, "at long", phase="counting")
     assert table.column("at").to_pylist() == list(range(500))
     assert pickled == list(range(500))
-    assert len(pickle.dumps(table)) < 500 * 1024
+    assert len(pickle.dumps(table)) < 500 * 100
