@@ -104,6 +104,8 @@ def encode_few(identifier: ManifestId, node_id: NodeId, refs: ChunkRefs) -> memo
     for row in inline:
         start, size = offsets[row], lengths[row]
         parts += (_COUNT.pack(size), refs.inline[start : start + size], bytes(-size % 4))
+    # Distances from where they stand: to the root; from it back to its vtable, to the arrays and to
+    # no dictionary; in the vector of one array to that; from this to its vtable and references.
     head = _HEAD.pack(
         *(28, IDENTIFIER, *_ROOT, *_ARRAY, 20, identifier, 8, 0, 1, 4, 40, node_id, 4, count)
     )

@@ -47,8 +47,9 @@ def compute_blocks[T](
     Raises:
         Exception: the first error of any of them. Blocks before it may have been written.
 
-    Memory: the block that is computed, and up to `AHEAD_BYTES` of others. Where two blocks
-    with their inputs are more than that, nothing overlaps.
+    Memory: the block that is computed, or the last one while the next is awaited, and up to
+    `AHEAD_BYTES` of others. Where two blocks with their inputs are more than that, nothing
+    overlaps.
     """
     if not places:
         return

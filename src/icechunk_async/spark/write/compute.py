@@ -147,7 +147,7 @@ def map_chunks(
     check_result_size(spark, grid.chunks)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
     count = tasks or default_tasks_of(spark, grid.chunks, _size(write, path, reads, read_from))
-    write = write.for_job(spark, count)
+    write = write.for_job(spark, count)  # for the forks that `work` reads from
     spread = write.budget if read_from is None else budget_of(read_from).in_session(spark, count)
 
     def work(fork: ForkSession, task: int) -> None:

@@ -126,11 +126,12 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
             about missing or packed values that cannot be understood.
     """
     if dtype.kind not in "biufmM" or dtype.itemsize > _MOST_BYTES:
-        is_text = dtype.kind in "OTUS"
-        other = " Select by text with SQL: 'icechunk-async sql', or arrow.dataset."
+        other = ""
+        if dtype.kind in "OTUS":
+            other = " Select by text with SQL: 'icechunk-async sql', or arrow.dataset."
         raise InvalidInputError(
             f"Values of {path!r} cannot be queried: they are of the type {dtype}, and only "
-            f"numbers of up to 64 bits, truth values, times and durations can.{other * is_text}"
+            f"numbers of up to 64 bits, truth values, times and durations can.{other}"
         )
     found: Any = json.loads(document)
     attributes: dict[str, Any] = found.get("attributes") or {}
