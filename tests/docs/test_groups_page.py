@@ -74,7 +74,7 @@ async def test_a_writer_that_is_cancelled_keeps_no_other_from_landing() -> None:
 
 
 async def test_a_change_that_ends_in_an_error_is_not_published() -> None:
-    """Also by a cancellation of its own: its writer is told, and the others land."""
+    """Nor is one that is cancelled: the writer is told, and the others land."""
     async with Repository.create(memory_url()) as repository:
         async with repository.transaction("main", message="made") as store:
             await make_array(store.session, "a", (3,), (1,))
