@@ -26,6 +26,7 @@ from icechunk_async.sync import (
     Repository,
     SessionStateError,
     Storage,
+    StorageError,
     in_memory_storage,
     local_filesystem_storage,
 )
@@ -78,6 +79,20 @@ def test_a_place_is_given_in_many_ways(form: str, tmp_path: Path) -> None:
     repository = Repository.create(forms[form])
     assert Repository.exists(root)
     assert Repository.open(repository.storage).list_branches() == {"main"}
+
+
+def test_one_slash_after_a_scheme_is_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark writes `file:/...`, Databricks `dbfs:/...`; each made a directory of that name here."""
+    monkeypatch.chdir(tmp_path)
+    for look in (Repository.create, Repository.open, Repository.exists):
+        with pytest.raises(StorageError, match="'dbfs:/mnt/x' has one slash after its scheme"):
+            look("dbfs:/mnt/x")
+        with pytest.raises(StorageError, match="URL is empty"):
+            look("")
+    Repository.create(f"file:{tmp_path}/repository")
+    assert [it.name for it in tmp_path.iterdir()] == ["repository"]
 
 
 async def _enter(manager: AbstractAsyncContextManager[AsyncStorage]) -> AsyncStorage:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, override
 from urllib.parse import quote
 
 from icechunk_async._runtime.clock import random_bytes
-from icechunk_async.storage import ObjectInfo, open_storage
+from icechunk_async.storage import ObjectInfo, normalize_url, open_storage
 from icechunk_async.storage.redirects import follow
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import InvalidInputError, StorageError, translated
@@ -209,10 +209,13 @@ class Storage(Displayed):
         """Describe a path or URL of any installed backend, with the options of that backend.
 
         An addition to the official class; see `icechunk_async.storage.open_storage`.
+
+        Raises:
+            StorageError: the URL is empty, or has one slash after its scheme, such as
+                ``dbfs:/data``.
         """
-        location = os.fspath(url)
-        if "://" not in location:
-            location = Path(location).expanduser().absolute().as_uri()
+        with translated():
+            location = normalize_url(url)
         return cls(location, options, rows={"type": "url", "url": location})
 
     @classmethod
