@@ -16,10 +16,12 @@ import anyio.to_thread
 import xarray
 from xarray.core import indexing
 
+from icechunk_async.sync.datasets.aggregates import Answers, answer_dataset, names_of
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import ForkSession
 from icechunk_async.sync.session import Session as BlockingSession
+from icechunk_async.sync.store import IcechunkStore as BlockingStore
 from icechunk_async.sync.xarray import (
     Part,
     Selected,
@@ -29,14 +31,17 @@ from icechunk_async.sync.xarray import (
     write_lazy,
 )
 from icechunk_async.zarr.datasets import write_known
+from icechunk_async.zarr.queries.by_chunk import described
+from icechunk_async.zarr.store import IcechunkStore
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, MutableMapping
+    from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 
     from icechunk_async.session import AnySession, Session
     from icechunk_async.zarr.datasets import Mode, Region
+    from icechunk_async.zarr.queries.measuring import AggregateFunction
 
-__all__ = ["open_dataset", "open_where", "to_icechunk"]
+__all__ = ["open_aggregates", "open_dataset", "open_where", "to_icechunk"]
 
 
 async def to_icechunk(
@@ -74,9 +79,8 @@ async def to_icechunk(
     lazy = await anyio.to_thread.run_sync(write)
     if lazy.sources:
         fork = await session.fork()
-        handle = SessionHandle(RepositoryHandle(_source(fork)), fork)
         work = partial(
-            write_lazy, lazy, ForkSession(handle), chunkmanager_store_kwargs, split_every
+            write_lazy, lazy, ForkSession(_handle(fork)), chunkmanager_store_kwargs, split_every
         )
         written = await anyio.to_thread.run_sync(work)
         await session.merge(written.handle.fork)
@@ -84,14 +88,23 @@ async def to_icechunk(
             session.discard_fork(fork)
 
 
-def _source(session: AnySession) -> Source:
-    """Return how other processes, and the blocking facade, open the repository of a session."""
+def _handle(session: AnySession) -> SessionHandle:
+    """Return how the blocking facade uses a session, and how other processes open it."""
     assert session.origin is not None  # every session of a repository has one
-    return Source.of(session.origin)
+    return SessionHandle(RepositoryHandle(Source.of(session.origin)), session)
+
+
+class _Store(IcechunkStore):
+    """A native store; pickled copies are stores of the blocking facade, for other processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockingStore, (_handle(self.session), self.read_only)
 
 
 async def open_dataset(session: Session, group: str | None = None, **kwargs: Any) -> xarray.Dataset:
     """Open a group of a session as a dataset; ``await dataset.load_async()`` reads its values.
+
+    Datasets of read-only sessions pickle; a copy opens the repository where it is used.
 
     Args:
         session: any session.
@@ -103,7 +116,7 @@ async def open_dataset(session: Session, group: str | None = None, **kwargs: Any
     """
     opening = partial(
         xarray.open_dataset,
-        cast("Any", session.store),  # xarray's types know no stores
+        cast("Any", _Store(session, read_only=session.read_only)),  # not in xarray's types
         engine="zarr",
         group=group,
         consolidated=False,
@@ -150,15 +163,56 @@ async def open_where(
     )
 
 
+async def open_aggregates(
+    session: Session,
+    path: str,
+    functions: Sequence[AggregateFunction] | AggregateFunction,
+    *,
+    where: str | None = None,
+    per_chunk_of: Sequence[str] | str = (),
+) -> xarray.Dataset:
+    """Return aggregates of an array as a lazy dataset, with one variable for each.
+
+    `icechunk_async.sync.xarray.open_aggregates` for asyncio: ``await found.load_async()`` computes
+    all variables at once. Other ways to its values, such as ``found["max"].values``, block.
+
+    Args:
+        session: any session; it must be open while values are computed.
+        path: the array, as for `Session.aggregate`.
+        functions: what to return, such as ``["min", "max", "mean"]``.
+        where: conditions as for `Session.aggregate`.
+        per_chunk_of: dimensions that stay, with one value for each chunk along them.
+
+    Returns:
+        As `icechunk_async.sync.xarray.open_aggregates`; so are the costs.
+
+    Raises:
+        NodeNotFoundError: there is no array.
+        InvalidInputError: its values have no order, an argument cannot be understood, or there are
+            more than five million chunks along `per_chunk_of`.
+
+    Cancellation: no effect, also while values are computed.
+    """
+    names, dims = names_of(functions), names_of(per_chunk_of)
+    question = await described(session, path, names, where, dims)
+    around = None
+    if dims:
+        others = question.other_dims
+        around = await open_dataset(session, question.group, chunks=None, drop_variables=others)
+    return answer_dataset(Answers(question, _handle(session), session), around)
+
+
 class _AwaitedSelected(Selected):
     """Selected cells that a session of asyncio reads; those who block get them by the facade."""
 
     def __init__(
         self, session: Session, conditions: str, group: str, variable: xarray.Variable
     ) -> None:
-        handle = SessionHandle(RepositoryHandle(_source(session)), session)
-        super().__init__(BlockingSession(handle), conditions, group, variable)
+        super().__init__(BlockingSession(_handle(session)), conditions, group, variable)
         self._native = session
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Selected, (self.session, self.conditions, self.group, self.variable)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
         """Read a part."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio.to_thread
 import numpy as np
 import xarray
 import zarr
@@ -18,18 +19,22 @@ from xarray.backends import BackendArray
 from xarray.core import dtypes, indexing
 
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
+from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.datasets.aggregates import Answers, answer_dataset, names_of
 from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.datasets import write_known
+from icechunk_async.zarr.queries.by_chunk import described
 from icechunk_async.zarr.queries.predicates import parse_where
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, MutableMapping
+    from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 
     from icechunk_async.sync.session import ForkSession, Session
     from icechunk_async.zarr.datasets import Lazy, Mode, Region
+    from icechunk_async.zarr.queries.measuring import AggregateFunction
     from icechunk_async.zarr.queries.selection import SelectedCells
 
-__all__ = ["open_dataset", "open_where", "to_icechunk", "write_lazy"]
+__all__ = ["open_aggregates", "open_dataset", "open_where", "to_icechunk", "write_lazy"]
 
 
 def to_icechunk(
@@ -171,6 +176,55 @@ def open_where(
     return lazy_array(dataset, name, Selected(session, conditions, group or "/", variable))
 
 
+def open_aggregates(
+    session: Session,
+    path: str,
+    functions: Sequence[AggregateFunction] | AggregateFunction,
+    *,
+    where: str | None = None,
+    per_chunk_of: Sequence[str] | str = (),
+) -> xarray.Dataset:
+    """Return aggregates of an array as a lazy dataset, with one variable for each.
+
+    Nothing is computed before values are asked for, and then all variables of the part that is
+    asked for, once: chunks are read only where statistics (`Repository.analyze`) do not suffice.
+    The variables `chunks`, `chunks_read`, `bytes_read` and `bytes_skipped` tell what each answer
+    cost; of coordinates in `where`, the first answer of a part has the bytes.
+
+    Args:
+        session: any session.
+        path: the array, as for `Session.aggregate`.
+        functions: what to return, such as `["min", "max", "mean"]`.
+        where: conditions as for `Session.aggregate`.
+        per_chunk_of: dimensions that stay. There is one value for each chunk along them, at the
+            coordinate of the first cell of the chunk. By default the values are numbers without
+            dimensions, of the whole array.
+
+    Returns:
+        Values as `Session.aggregate` returns them. Those of `min` and `max` have the type of the
+        array; integers become doubles if they can be missing, packed ones always. Sums of integers
+        have 64 bits, other aggregates are doubles. Without a value they are NaN or NaT. `min`,
+        `max` and `mean` have the attributes of the array. Times that are numbers with `units` of
+        CF stay numbers: `xarray.decode_cf` decodes them.
+
+    Raises:
+        NodeNotFoundError: there is no array.
+        InvalidInputError: its values have no order, an argument cannot be understood, or there are
+            more than five million chunks along `per_chunk_of`.
+
+    Cost: to open, nothing; with `per_chunk_of`, the group and the coordinates along these
+    dimensions. Each part that is asked for, as one `Session.aggregate`; parts that overlap read
+    twice what they share. A pickled copy computes anew.
+    """
+    names, dims = names_of(functions), names_of(per_chunk_of)
+    question = run(session.handle.ask(lambda it: described(it, path, names, where, dims)))
+    around = None
+    if dims:
+        others = question.other_dims
+        around = open_dataset(session, question.group, chunks=None, drop_variables=others)
+    return answer_dataset(Answers(question, session.handle), around)
+
+
 def check_lazy(kwargs: Mapping[str, Any]) -> None:
     """Raise InvalidInputError if arguments ask for arrays of Dask."""
     if "chunks" in kwargs:
@@ -265,6 +319,10 @@ class Selected(BackendArray):
         return indexing.explicit_indexing_adapter(
             key, self.shape, indexing.IndexingSupport.BASIC, self._read
         )
+
+    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
+        """Read a part in a thread."""
+        return await anyio.to_thread.run_sync(self.__getitem__, key)
 
     def _read(self, key: tuple[Any, ...]) -> Any:
         part = Part(key, self.variable)

@@ -17,11 +17,13 @@ from icechunk_async.zarr.queries.planning import Plan, planned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from icechunk_async.format.statistics import Rows
     from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.measuring import AggregateFunction
 
-__all__ = ["Aggregate", "aggregate"]
+__all__ = ["Aggregate", "aggregate", "gathered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +56,7 @@ async def aggregate(
     with telemetry.span("aggregate"):
         plan = await planned(session, path, where, region)
         check_function(function, plan.target.meaning)
-        known, statistics = plan.known_whole()
-        excluded = plan.excluded
-        reads = np.flatnonzero(~known & ~excluded)
-        found = await bounded_map(
-            lambda at: _measured(session, plan, at),
-            reads.tolist(),
-            limit=chunks_at_once(*plan.arrays_read),
-        )
-        rows = np.zeros(len(plan), row_type(plan.target.meaning.kind))
-        rows[known] = statistics[known]
-        if found:
-            rows[reads] = np.concatenate(found)
+        rows, reads = await gathered(session, plan)
         value, count = summary(function, plan.target.meaning, rows)
     lengths = plan.lengths()
     target_bytes = int(lengths[reads].sum())
@@ -77,6 +68,23 @@ async def aggregate(
         target_bytes + plan.bytes_of_conditions(reads),
         int(lengths.sum()) - target_bytes,
     )
+
+
+async def gathered(session: AnySession, plan: Plan) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """Return the statistics of the cells of each chunk that count, and which chunks were read."""
+    known, statistics = plan.known_whole()
+    excluded = plan.excluded
+    reads = np.flatnonzero(~known & ~excluded)
+    found = await bounded_map(
+        lambda at: _measured(session, plan, at),
+        reads.tolist(),
+        limit=chunks_at_once(*plan.arrays_read),
+    )
+    rows = np.zeros(len(plan), row_type(plan.target.meaning.kind))
+    rows[known] = statistics[known]
+    if found:
+        rows[reads] = np.concatenate(found)
+    return rows, reads
 
 
 async def _measured(session: AnySession, plan: Plan, at: int) -> Rows:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.zarr.queries.conditions import Condition
     from icechunk_async.zarr.queries.meaning import Mask, Numbers
 
-__all__ = ["Plan", "planned"]
+__all__ = ["Plan", "check_conditions", "planned"]
 
 _MOST_CHUNKS: Final = 5_000_000
 """The most chunks of a region: columns of more would take gigabytes."""
@@ -260,12 +260,41 @@ def _coords(target: QueriedArray, box: Box) -> Coords:
 async def _variables(
     session: AnySession, target: QueriedArray, known: KnownChunks, box: Box, where: str | None
 ) -> list[_Variable]:
+    """Find the chunks of the arrays that conditions are about, and read coordinates."""
+
+    async def prepare(it: _Conditions) -> _Variable:
+        array = it.array
+        own = known if array is target else await array.known_chunks(session)
+        plain = _Variable(array, it.axes, it.conditions, own)
+        is_line = len(it.axes) == 1 and array is not target and array.shape[0] <= _MOST_VALUES
+        return await _with_line(plain, box) if is_line else plain
+
+    opened = await _opened(session, target, where)
+    return await bounded_map(prepare, opened, limit=_ARRAYS_AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Conditions:
+    """The conditions on one array."""
+
+    array: QueriedArray
+    axes: tuple[int, ...]
+    conditions: tuple[Condition, ...]
+
+
+async def check_conditions(session: AnySession, target: QueriedArray, where: str | None) -> None:
+    """Raise InvalidInputError unless conditions can be asked of an array. Nothing is read."""
+    await _opened(session, target, where)
+
+
+async def _opened(
+    session: AnySession, target: QueriedArray, where: str | None
+) -> list[_Conditions]:
     """Open the arrays that conditions are about."""
     predicates = () if where is None else parse_where(where, "The condition")
-    named = list(dict.fromkeys(it.column for it in predicates))
     group = target.path.rpartition("/")[0]
-
-    async def prepare(name: str) -> _Variable:
+    found: list[_Conditions] = []
+    for name in dict.fromkeys(it.column for it in predicates):
         path = f"{group}/{name}"
         array = target
         if path != target.path:
@@ -277,15 +306,9 @@ async def _variables(
                     f"are about {target.path!r} and arrays beside it."
                 ) from None
         axes = _axes(array, target)
-        conditions = tuple(
-            condition_on(array.meaning, it) for it in predicates if it.column == name
-        )
-        own = known if array is target else await array.known_chunks(session)
-        plain = _Variable(array, axes, conditions, own)
-        is_line = len(axes) == 1 and array is not target and array.shape[0] <= _MOST_VALUES
-        return await _with_line(plain, box) if is_line else plain
-
-    return await bounded_map(prepare, named, limit=_ARRAYS_AT_ONCE)
+        conditions = [condition_on(array.meaning, it) for it in predicates if it.column == name]
+        found.append(_Conditions(array, axes, tuple(conditions)))
+    return found
 
 
 def _axes(array: QueriedArray, target: QueriedArray) -> tuple[int, ...]:
