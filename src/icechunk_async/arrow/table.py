@@ -18,6 +18,7 @@ from xarray.coders import CFDatetimeCoder
 from xarray.core import indexing
 
 from icechunk_async._runtime.dataclasses import dataclass
+from icechunk_async.arrow.coordinates import keep_coordinates
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def open_group(source: GroupSource) -> xarray.Dataset:
 
     Raises:
         NodeNotFoundError: there is no such group.
+
+    Memory: up to 16 MiB for each coordinate, once it has been read.
     """
     arrays = arrays_of(source)
     named = {name: _dimension_names(array) for name, array in arrays.items()}
@@ -138,7 +141,7 @@ def open_group(source: GroupSource) -> xarray.Dataset:
             )
         except ValueError as error:
             raise _undecodable(error) from error
-    return dataset
+    return keep_coordinates(dataset)
 
 
 def _dimension_names(array: zarr.Array[Any]) -> tuple[str | None, ...]:
@@ -202,11 +205,12 @@ def _renamed(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return xarray.decode_cf(
+            decoded = xarray.decode_cf(
                 dataset, mask_and_scale=decode, decode_times=times_decoder(decode=decode)
             )
         except ValueError as error:
             raise _undecodable(error) from error
+    return keep_coordinates(decoded)
 
 
 def _undecodable(error: ValueError) -> Exception:
