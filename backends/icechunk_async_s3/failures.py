@@ -78,6 +78,10 @@ _ADVICE: Final = {
     "InvalidObjectState": "The object is archived. Restore it, and keep repositories in a storage "
     "class that can be read at once.",
 }
+_UNSIGNED: Final = (
+    "The request was not signed, since the storage was opened with anonymous=True, and the bucket "
+    "does not allow everybody this operation: leave anonymous out, and give credentials."
+)
 
 
 class LostReplyError(Exception):
@@ -228,10 +232,12 @@ def explain(refusal: Refusal, asked: str, place: Place, *, key: str | None = Non
         return StorageUnavailableError(f"{head} Try again.", **context)
     if status == 404:
         return ObjectNotFoundError(f"{head} There is no object {key!r}.", **context)
-    return _explain_denial(refusal, head, context)
+    return _explain_denial(refusal, head, context, is_signed=place.is_signed)
 
 
-def _explain_denial(refusal: Refusal, head: str, context: dict[str, object]) -> IcechunkError:
+def _explain_denial(
+    refusal: Refusal, head: str, context: dict[str, object], *, is_signed: bool
+) -> IcechunkError:
     code = refusal.code
     if refusal.is_expired:
         return ExpiredCredentialsError(
@@ -246,9 +252,10 @@ def _explain_denial(refusal: Refusal, head: str, context: dict[str, object]) -> 
             **context,
         )
     if code in _ADVICE or refusal.status in (401, 403):
-        return PermissionDeniedError(
-            f"{head} {_ADVICE.get(code, _ADVICE['AccessDenied'])}", **context
-        )
+        advice = _ADVICE.get(code, _ADVICE["AccessDenied"])
+        if not is_signed and advice is _ADVICE["AccessDenied"]:
+            advice = _UNSIGNED
+        return PermissionDeniedError(f"{head} {advice}", **context)
     return StorageError(f"{head} See the server's documentation of that answer.", **context)
 
 

@@ -89,6 +89,8 @@ class Place:
     bucket: str
     prefix: str
     """Empty, or ending in ``/``."""
+    is_signed: bool = True
+    """Whether requests say who asks; anonymous ones do not."""
 
     def full(self, key: str) -> str:
         """Return the key in the bucket of a key in the storage.

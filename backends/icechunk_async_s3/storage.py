@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from icechunk_async.errors import UnsafeStorageError
@@ -124,7 +125,7 @@ async def open_s3(
     """
     given = {name: value for name, value in locals().items() if name not in ("url", "preset")}
     options = make_options(preset, given)
-    place = place_of(url)
+    place = replace(place_of(url), is_signed=not options.anonymous)
     kept: dict[str, object] = {n: value for n, value in given.items() if value is not None}
     if preset is not None:
         kept["preset"] = preset

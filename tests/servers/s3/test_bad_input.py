@@ -194,6 +194,17 @@ async def test_refusals_are_told_apart_and_show_no_secret(
             assert SECRET.encode() not in pickle.dumps(error)
 
 
+async def test_a_denied_request_without_a_signature_is_told_so(ministack_server: Server) -> None:
+    """A policy is no help to somebody who forgot that nothing is signed."""
+    plan = FaultPlan((Rule(refusing(403, "AccessDenied")),))
+    async with FaultProxy("127.0.0.1", ministack_server.port, plan) as proxy:
+        options = {"endpoint_url": proxy.url, "region": "us-east-1", "allow_http": True}
+        async with open_storage("s3://bucket", anonymous=True, **options) as storage:
+            for error in await fails_alike(storage, PermissionDeniedError):
+                assert "leave anonymous out" in error.message
+                assert "policy" not in error.message
+
+
 async def test_the_archive_is_told(ministack_server: Server) -> None:
     """An object in a class that cannot be read at once."""
     async with answering(ministack_server, refusing(403, "InvalidObjectState")) as storage:
