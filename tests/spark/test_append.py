@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +25,10 @@ from icechunk_async.spark.write.leftovers import places_beyond
 from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.spark.write.target import set_length
 from icechunk_async.spark.write.task import write_batches
+from icechunk_async.sync import Repository, in_memory_storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from icechunk_async.sync import Repository
 
 
 def _make(repository: Repository, coordinates: Any, chunk: int = 2) -> None:
@@ -148,8 +148,58 @@ def test_times_beyond_nanoseconds_are_stored_exactly(
     assert again.x.equals(found.x)
     assert again.v.values.tolist() == list(range(1, 9))
     beside = every[-1:] + length // 2
-    with pytest.raises(OutsideGridError, match=rf"A row has {beside[0]!s}.*in column 'x'"):
+    with pytest.raises(OutsideGridError, match=rf"of x=.* has {beside[0]!s}.*in column 'x'"):
         _write(repository, beside.astype("M8[us]").tolist())
+
+
+def test_packed_coordinates_are_given_back_or_refused(repository: Repository) -> None:
+    """Else neither an overwrite nor a query would find the rows; `allow` appends them so."""
+    session = repository.writable_session("main")
+    ds = xr.Dataset({"v": ("x", np.zeros(3))}, {"x": np.array([0.0, 0.1, 0.2])})
+    encoding = {"x": {"dtype": "i2", "scale_factor": 0.1, "_FillValue": -999}}
+    ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
+    tip = session.commit("made")
+    for given in ([0.3], [0.30001]):
+        with pytest.raises(InvalidInputError, match=r"of x=0\.3.*back as 0\.3000000000.*'cast'"):
+            _write(repository, given)
+        with pytest.raises(InvalidInputError, match="would give back as"):
+            _write(repository, given, append_values=tuple(given))
+    assert repository.lookup_branch("main") == tip
+    _write(repository, [0.30000000000000004, 0.4])
+    _write(repository, [0.30000000000000004, 0.4], overwrite=True)
+    _write(repository, [0.7], fill_gaps=True, cast="allow")
+    assert _found(repository).x.values[5:].tolist() == [0.5, 0.6000000000000001, 0.7000000000000001]
+
+
+def test_decimals_are_coordinates(repository: Repository) -> None:
+    """As SQL writes numbers with a point; by number, not by text."""
+    _make(repository, np.arange(3) * 0.5)
+    _write(repository, [Decimal("1.50"), Decimal("2.00")])
+    _write(repository, [Decimal("1.5"), Decimal("2.0")], overwrite=True)
+    assert _found(repository).x.values.tolist() == [0, 0.5, 1, 1.5, 2]
+    _make(again := Repository.create(in_memory_storage()), np.arange(3, dtype="u8") + 2**63)
+    _write(again, [Decimal(2**63 + 1)], overwrite=True)
+    assert _found(again).v.values.tolist() == [0, 1, 0]
+
+
+def test_rows_without_a_place_are_named(repository: Repository) -> None:
+    """By all of their coordinates."""
+    session = repository.writable_session("main")
+    ds = xr.Dataset({"v": (("t", "x"), np.zeros((2, 2)))}, {"x": [1.5, 2.5]})
+    ds.to_zarr(session.store, zarr_format=3, consolidated=False)
+    session.commit("made")
+    plan = WritePlan.begin(
+        WriteOptions(repository.storage, cores=1), ["t", "x", "v"], overwrite=True,
+        repository=repository,
+    )  # fmt: skip
+    for x, error, why in (
+        (3.5, OutsideGridError, r"The row of t=1, x=3\.5 has 3\.5 \(float64\) in column 'x'"),
+        (None, MissingCoordinatesError, "The row of t=1, x=None has null in column 'x'"),
+        (np.nan, MissingCoordinatesError, "The row of t=1, x=nan has no value in column 'x'"),
+    ):
+        rows = {"t": [0, 1], "x": pa.array([1.5, x], pa.float64()), "v": [1.0, 2.0]}
+        with pytest.raises(error, match=why):
+            write_batches(plan, 0, iter([pa.RecordBatch.from_pydict(rows)]))
 
 
 def test_times_that_the_units_cannot_count_are_refused(repository: Repository) -> None:
@@ -161,8 +211,9 @@ def test_times_that_the_units_cannot_count_are_refused(repository: Repository) -
     ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
     tip = session.commit("made")
     day = (last + np.array([1])).astype("M8[us]").tolist()
-    with pytest.raises(InvalidInputError, match=r"2059, 9, 19.*of column 'x'.*days since"):
+    with pytest.raises(InvalidInputError, match=r"x=2059-09-19.*'x'.*days since") as raised:
         _write(repository, day)
+    assert "'cast'" not in str(raised.value)
     assert repository.lookup_branch("main") == tip
 
 

@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyspark
 import pytest
 import zarr
-from pyspark.sql.types import FloatType, LongType, StructField, StructType
+from pyspark.sql.types import (
+    FloatType,
+    LongType,
+    StructField,
+    StructType,
+    YearMonthIntervalType,
+)
 
 from icechunk_async.errors import (
     CheckpointLostError,
@@ -28,6 +34,7 @@ from icechunk_async.spark import published_version, repartition_by_chunk
 from icechunk_async.spark.stream import sink
 from icechunk_async.spark.stream.mark import BatchMark
 from icechunk_async.spark.stream.sink import BatchWritten, StreamWriter, stream_writer
+from icechunk_async.spark.write.rows import batch_writer
 from icechunk_async.sync import Repository
 from tests.spark.dying_sink import DyingSource
 
@@ -274,6 +281,17 @@ def test_options_for_one_write_are_refused_for_streams(place: str, option: dict[
     with pytest.raises(InvalidInputError, match=f"{next(iter(option))}.*does not go with a stream"):
         stream_writer({**given, **option}, schema, overwrite=False)
     stream_writer({**given, "if-written": "replace"}, schema, overwrite=False)
+
+
+def test_columns_that_arrow_cannot_read_are_refused_before_tasks(place: str) -> None:
+    """Intervals of months: PySpark raises KeyError where a task begins to read them."""
+    schema = StructType(
+        [StructField("time", LongType()), StructField("p", YearMonthIntervalType())]
+    )
+    given = {"path": place, "append-dim": "time", "txnAppId": APP}
+    for begin in (stream_writer, batch_writer):
+        with pytest.raises(InvalidInputError, match=r"'p' has interval.*no array can hold"):
+            begin(given, schema, overwrite=False)
 
 
 def touch(place: str, name: str, *, amend: bool = False) -> None:

@@ -15,6 +15,8 @@ from icechunk_async.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     type Column = npt.NDArray[Any]
@@ -126,8 +128,14 @@ class PlaceFinder:
         self._order = np.argsort(self._values, kind="stable")
         self._sorted = self._values[self._order]
 
-    def places(self, given: Column) -> npt.NDArray[np.int64]:
+    def places(
+        self, given: Column, named: Callable[[int], str] = "number {}".format
+    ) -> npt.NDArray[np.int64]:
         """Return the index of each coordinate.
+
+        Args:
+            given: the coordinates.
+            named: tells users which row has a number.
 
         Raises:
             MissingCoordinatesError: a coordinate is NaN or NaT.
@@ -136,11 +144,11 @@ class PlaceFinder:
         """
         axis = self._axis
         self._check_kind(given)
-        empty = given.dtype.kind in "fmM" and np.isnan(given).any()
-        if empty:
+        empty = np.isnan(given) if given.dtype.kind in "fmM" else np.zeros(len(given), bool)
+        if empty.any():
             raise MissingCoordinatesError(
-                f"A row has no value in column {axis.name!r}, which says where it belongs. Drop "
-                "such rows.",
+                f"The row {named(_first(empty))} has no value in column {axis.name!r}, which says "
+                "where it belongs. Nothing was published. Drop such rows.",
                 dimension=axis.name,
             )
         with np.errstate(invalid="ignore"):
@@ -157,8 +165,8 @@ class PlaceFinder:
             number = axis.steps.number(wanted)
             after = known & (places < 0) & (number >= 1)
             places = np.where(after, len(axis.values) - 1 + number, places)
-            self._check_growth(known & (places < 0) & axis.steps.beyond(wanted), given)
-        self._check(places, given)
+            self._check_growth(known & (places < 0) & axis.steps.beyond(wanted), given, named)
+        self._check(places, given, named)
         return places
 
     def _check_kind(self, given: Column) -> None:
@@ -169,30 +177,41 @@ class PlaceFinder:
                 f"of that dimension are {wanted or self._values.dtype}. Convert the column."
             )
 
-    def _check_growth(self, far: npt.NDArray[np.bool_], given: Column) -> None:
+    def _check_growth(
+        self, far: npt.NDArray[np.bool_], given: Column, named: Callable[[int], str]
+    ) -> None:
         axis = self._axis
         if far.any() and axis.steps is not None:
-            value = given[far][0]
+            row = _first(far)
+            value = given[row]
             raise OutsideGridError(
-                f"A row has {value!s} in column {axis.name!r}, which is more than "
-                f"{axis.steps.most:,} steps after the last coordinate, {axis.values[-1:]}. If it "
-                "is no mistake, allow more with option('max-append', N).",
+                f"The row {named(row)} has {value!s} ({given.dtype}) in column {axis.name!r}, "
+                f"which is more than {axis.steps.most:,} steps after the last coordinate, "
+                f"{axis.steps.last!s}. Nothing was published. If it is no mistake, allow more with "
+                "option('max-append', N).",
                 dimension=axis.name,
                 value=str(value),
             )
 
-    def _check(self, places: npt.NDArray[np.int64], given: Column) -> None:
+    def _check(
+        self, places: npt.NDArray[np.int64], given: Column, named: Callable[[int], str]
+    ) -> None:
         axis, bad = self._axis, places < 0
         if bad.any():
-            value = given[bad][0]
+            row = _first(bad)
+            value = given[row]
             raise OutsideGridError(
-                f"A row has {value!s} in column {axis.name!r}, which is not among the "
-                f"{len(axis.values)} coordinates of that dimension"
+                f"The row {named(row)} has {value!s} ({given.dtype}) in column {axis.name!r}, "
+                f"which is not among the {len(axis.values)} coordinates of that dimension"
                 + (" and does not follow them in equal steps." if axis.steps else ".")
-                + " Filter such rows, or make the arrays larger first.",
+                + " Nothing was published. Filter such rows, or make the arrays larger first.",
                 dimension=axis.name,
                 value=str(value),
             )
+
+
+def _first(which: npt.NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(which)[0])
 
 
 class Appended:

@@ -23,10 +23,10 @@ from icechunk_async.errors import (
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.stream.mark import BatchMark
 from icechunk_async.spark.write.commit import commit_rows
-from icechunk_async.spark.write.plan import WritePlan
+from icechunk_async.spark.write.plan import WritePlan, check_types
 from icechunk_async.spark.write.publish import Transaction, published_version
 from icechunk_async.spark.write.task import RowsWritten, write_batches
-from icechunk_async.spark.write.values import plain_column
+from icechunk_async.spark.write.values import coordinate_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,9 +54,11 @@ def stream_writer(
         overwrite: whether the output mode is `complete`.
 
     Raises:
-        InvalidInputError: `txnAppId` is missing or `txnVersion` is given; an option would refuse
-            a batch that is tried again after its commit landed; or the output mode is `complete`.
+        InvalidInputError: a column has a type that no array can hold; `txnAppId` is missing or
+            `txnVersion` is given; an option would refuse a batch that is tried again after its
+            commit landed; or the output mode is `complete`.
     """
+    check_types(schema)
     parsed = WriteOptions.parse(options)
     if overwrite:
         raise InvalidInputError(
@@ -220,7 +222,8 @@ class _Marked:
         if not columns or any(it.null_count for it in columns):  # such a batch is refused
             self.mark += BatchMark(batch.num_rows)
         else:
-            self.mark += BatchMark.of([plain_column(it) for it in columns])
+            named = zip(columns, self._coordinates, strict=True)
+            self.mark += BatchMark.of([coordinate_column(it, name) for it, name in named])
         return batch
 
 

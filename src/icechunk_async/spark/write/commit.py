@@ -73,7 +73,10 @@ def commit_rows(
 
     growth = target.growth
     appended = [it.appended for it in written if it.appended is not None]
-    new = None if growth is None else growth.filled(appended, fill_gaps=plan.options.fill_gaps)
+    new = None
+    if growth is not None:
+        allow = plan.options.cast == "allow"
+        new = growth.filled(appended, fill_gaps=plan.options.fill_gaps, allow=allow)
     joiner, shared = _joiner(plan, written)
 
     def finish(store: IcechunkStore) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import StructType, YearMonthIntervalType
+
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import AlreadyExistsError
+from icechunk_async.errors import AlreadyExistsError, InvalidInputError
 from icechunk_async.spark.shared import has_chunks
 from icechunk_async.spark.write.cooperative import CooperativeWrite
 from icechunk_async.spark.write.publish import is_published
@@ -14,12 +16,32 @@ from icechunk_async.spark.write.target import WriteTarget
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
+
     from icechunk_async.spark.options import WriteOptions
     from icechunk_async.spark.write.publish import Transaction
     from icechunk_async.sync import ForkSession, Repository
     from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["WritePlan"]
+__all__ = ["WritePlan", "check_types"]
+
+
+def check_types(schema: StructType | pa.Schema) -> None:
+    """Check the types of a table's columns.
+
+    Raises:
+        InvalidInputError: Arrow's Python package has no class for one, so that no task could read
+            it.
+    """
+    fields = schema.fields if isinstance(schema, StructType) else []
+    for it in fields:
+        if isinstance(it.dataType, YearMonthIntervalType):
+            raise InvalidInputError(
+                f"The column {it.name!r} has {it.dataType.simpleString()}, an interval of months, "
+                "which no array can hold. Nothing was written. Convert it to a number, or leave it "
+                "out.",
+                column=it.name,
+            )
 
 
 @dataclass(frozen=True, slots=True)

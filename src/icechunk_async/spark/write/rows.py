@@ -17,7 +17,7 @@ from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.by_chunk import arrange
 from icechunk_async.spark.write.commit import commit_rows
 from icechunk_async.spark.write.cooperative import check_answers
-from icechunk_async.spark.write.plan import WritePlan
+from icechunk_async.spark.write.plan import WritePlan, check_types
 from icechunk_async.spark.write.publish import Published, is_published
 from icechunk_async.spark.write.target import coordinates_of, is_sorted, open_dataset
 from icechunk_async.spark.write.task import numbered, this_task, write_batches
@@ -42,6 +42,7 @@ def batch_writer(
     options: Mapping[str, str], schema: StructType | pa.Schema, *, overwrite: bool
 ) -> DataSourceArrowWriter:
     """Return the writer of a batch."""
+    check_types(schema)
     parsed = WriteOptions.parse(options)
     plan = WritePlan.begin(
         parsed,
@@ -142,6 +143,7 @@ def write_rows(
         raise InvalidInputError(
             f"The mode {mode!r} is unknown. Give append, overwrite, error or ignore."
         )
+    check_types(frame.schema)
     spark = frame.sparkSession
     repo = Repository.open(repository) if isinstance(repository, str) else repository
     options = WriteOptions(

@@ -28,7 +28,7 @@ from icechunk_async.spark.grid.axes import Appended, Axis, Steps, check_unambigu
 from icechunk_async.spark.grid.chunks import ChunkGrid
 from icechunk_async.spark.shared import open_array, workspace_of
 from icechunk_async.spark.write.leftovers import clear_leftovers
-from icechunk_async.spark.write.values import Encoding, encode_column
+from icechunk_async.spark.write.values import Encoding, check_read_back, encode_column
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -82,25 +82,33 @@ class Growth:
             set_length(store, path, axis, self.most)
 
     def filled(
-        self, parts: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]], *, fill_gaps: bool
+        self,
+        parts: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]],
+        *,
+        fill_gaps: bool,
+        allow: bool,
     ) -> npt.NDArray[Any]:
         """Return the new coordinates, as rows gave them, up to the last one.
 
         Args:
             parts: places and coordinates of the rows of each task.
             fill_gaps: count on by steps where no row has a coordinate.
+            allow: accept coordinates that a packed array gives back otherwise.
 
         Raises:
+            ValueRefusedError: a packed array would give back other coordinates.
             AmbiguousCoordinatesError: rows of two tasks have one place and different coordinates.
             MissingCoordinatesError: no row has a coordinate before the last one.
         """
         steps = self.axis.steps
         if steps is None:
+            self._check(self.axis.values[self.length :], allow=allow)
             return self.axis.values[self.length :]
         appended = Appended(self.axis, self.length)
         for places, values in parts:
             appended.add(places, values)
         places, given = appended.columns()
+        self._check(given, allow=allow)
         count = int(places[-1]) + 1 - self.length if len(places) else 0
         every = steps.values(count).astype(self.axis.values.dtype)
         if len(places) < count and not fill_gaps:
@@ -113,6 +121,10 @@ class Growth:
             )
         every[places - self.length] = given
         return every
+
+    def _check(self, new: npt.NDArray[Any], *, allow: bool) -> None:
+        if self.coordinate is not None and not allow:
+            check_read_back(new, self.coordinate[1])
 
     def finish(self, store: IcechunkStore, new: npt.NDArray[Any]) -> None:
         """Shorten the arrays to the length that was written, and write the new coordinates."""
@@ -127,7 +139,13 @@ class Growth:
         if self.coordinate is not None:
             path, encoding = self.coordinate
             array = open_array(store, path, write=True)
-            array[self.length : length] = encode_column(_as_arrow(new), encoding)
+            name = self.axis.name
+            array[self.length : length] = encode_column(
+                _as_arrow(new),
+                encoding,
+                may_allow=False,  # another coordinate, such as a shorter text, is another row
+                named=lambda row: f"of {name}={new[row]!s}",
+            )
 
 
 def _as_arrow(values: npt.NDArray[Any]) -> pa.Array[Any]:

@@ -20,7 +20,7 @@ from icechunk_async.spark.shared import open_array, store_object
 from icechunk_async.spark.write.cooperative import Answer
 from icechunk_async.spark.write.parts import Parts, PartWriter
 from icechunk_async.spark.write.put import put_block
-from icechunk_async.spark.write.values import ValueRefusedError, coordinate_column, encode_column
+from icechunk_async.spark.write.values import coordinate_column, encode_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -164,8 +164,9 @@ class _Rows:
             OutsideGridError: a row is late, and the options refuse that.
         """
         target = self._target
-        given = [coordinate_column(batch.column(it.name), it.name) for it in target.axes]
-        places = [it.places(values) for it, values in zip(self._finders, given, strict=True)]
+        named = partial(_named, batch, target)
+        given = [coordinate_column(batch.column(it), it, named) for it in target.dimensions]
+        places = [it.places(of, named) for it, of in zip(self._finders, given, strict=True)]
         if target.growth is not None and batch.num_rows:
             at = target.axes.index(target.growth.axis)
             late = places[at] < target.growth.axis.first
@@ -205,18 +206,16 @@ def _encoded(
     """Return the columns of values as the arrays store them.
 
     Raises:
-        ValueRefusedError: an array cannot hold one; it says where in the table.
+        ValueRefusedError: an array cannot hold one.
     """
-    try:
-        return {
-            it.name: encode_column(batch.column(it.name), it, allow=allow)
-            for _, it in target.variables
-        }
-    except ValueRefusedError as error:
-        row = error.row or 0
-        place = ", ".join(f"{it.name}={batch.column(it.name)[row].as_py()}" for it in target.axes)
-        raise ValueRefusedError(
-            f"{error.message} It is in the row of {place}. Nothing was published. Convert the "
-            "column or filter such rows; option('cast', 'allow') converts them as NumPy does.",
-            **error.context,
-        ) from None
+    named = partial(_named, batch, target)
+    return {
+        it.name: encode_column(batch.column(it.name), it, allow=allow, named=named)
+        for _, it in target.variables
+    }
+
+
+def _named(batch: pa.RecordBatch, target: WriteTarget, row: int) -> str:
+    """Return words for a row, as users know it: by its coordinates."""
+    columns = ((it, batch.column(it)) for it in target.dimensions)
+    return "of " + ", ".join(f"{name}={column[row].as_py()}" for name, column in columns)

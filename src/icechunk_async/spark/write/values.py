@@ -10,6 +10,8 @@ step.
 from __future__ import annotations
 
 import re
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -20,12 +22,19 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, MissingCoordinatesError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
     import xarray
 
-__all__ = ["Encoding", "ValueRefusedError", "coordinate_column", "encode_column", "plain_column"]
+__all__ = [
+    "Encoding",
+    "ValueRefusedError",
+    "check_read_back",
+    "coordinate_column",
+    "encode_column",
+    "plain_column",
+]
 
 
 _KEPT: Final = (
@@ -33,14 +42,20 @@ _KEPT: Final = (
     "_Unsigned",
 )
 _UNITS: Final = {
-    **dict.fromkeys(("microseconds", "microsecond", "us"), 1),
-    **dict.fromkeys(("milliseconds", "millisecond", "ms"), 1_000),
-    **dict.fromkeys(("seconds", "second", "sec", "secs", "s"), 1_000_000),
-    **dict.fromkeys(("minutes", "minute", "min", "mins"), 60_000_000),
-    **dict.fromkeys(("hours", "hour", "hr", "hrs", "h"), 3_600_000_000),
-    **dict.fromkeys(("days", "day", "d"), 86_400_000_000),
+    **dict.fromkeys(("nanoseconds", "nanosecond"), (1_000, 1)),
+    **dict.fromkeys(("microseconds", "microsecond", "us"), (1, 1)),
+    **dict.fromkeys(("milliseconds", "millisecond", "ms"), (1, 1_000)),
+    **dict.fromkeys(("seconds", "second", "sec", "secs", "s"), (1, 1_000_000)),
+    **dict.fromkeys(("minutes", "minute", "min", "mins"), (1, 60_000_000)),
+    **dict.fromkeys(("hours", "hour", "hr", "hrs", "h"), (1, 3_600_000_000)),
+    **dict.fromkeys(("days", "day", "d"), (1, 86_400_000_000)),
 }
-"""Microseconds of the units of CF times that have a fixed length."""
+"""The units of CF times that have a fixed length: how many are how many microseconds.
+
+xarray does not count microseconds in nanoseconds: they overflow, and it stores missing times.
+"""
+_ALLOWED: Final = "; option('cast', 'allow') converts them as NumPy does"
+_MOST: Final = 2**63 - 1
 _SINCE: Final = re.compile(r"\s*(\w+)\s+since\s+(\S.*?)\s*", re.IGNORECASE)
 _START: Final = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
 _GREGORIAN: Final = {"standard", "gregorian", "proleptic_gregorian"}
@@ -124,22 +139,78 @@ class ValueRefusedError(InvalidInputError):
         self.row = cast("int | None", context.get("row"))
 
 
-def coordinate_column(column: pa.Array[Any], name: str) -> npt.NDArray[Any]:
+def coordinate_column(
+    column: pa.Array[Any], name: str, named: Callable[[int], str] = "number {}".format
+) -> npt.NDArray[Any]:
     """Return a column of coordinates as NumPy values; times in microseconds of UTC.
+
+    Args:
+        column: the coordinates.
+        name: name of the dimension.
+        named: tells users which row has a number.
 
     Raises:
         MissingCoordinatesError: a row has null.
     """
     if column.null_count:
+        row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
         raise MissingCoordinatesError(
-            f"A row has null in column {name!r}, which says where it belongs. Drop such rows.",
+            f"The row {named(row)} has null in column {name!r}, which says where it belongs. "
+            "Nothing was published. Drop such rows.",
             dimension=name,
         )
+    if pa.types.is_decimal(column.type):
+        column = _numbers_of(column)
     return plain_column(column)
 
 
+def _numbers_of(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return decimals as integers if all are whole, else as floating-point numbers."""
+    for whole in (pa.int64(), pa.uint64()):
+        try:
+            return column.cast(whole)
+        except pa.ArrowInvalid:
+            pass
+    return column.cast(pa.float64())
+
+
+def check_read_back(values: npt.NDArray[Any], encoding: Encoding) -> None:
+    """Check that a packed array of coordinates (`scale_factor`) gives back what it is given.
+
+    Raises:
+        ValueRefusedError: it would be read as another coordinate, by which nobody finds its row.
+    """
+    if not encoding.is_scaled or encoding.kind != "numbers":
+        return
+    # Importing these takes seconds, and most arrays do without.
+    import xarray  # noqa: PLC0415
+    from xarray import conventions  # noqa: PLC0415
+
+    stored = encode_column(pa.array(values), encoding)
+    decode = cast("Any", conventions.decode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
+    variable = xarray.Variable(("row",), stored, dict(encoding.attributes))
+    read = np.asarray(decode(encoding.name, variable).values).astype(values.dtype)
+    if (read != values).any():
+        row = int(np.flatnonzero(read != values)[0])
+        name, value = encoding.name, values[row].item()
+        raise ValueRefusedError(
+            f"The row of {name}={value!r} has {value!r} ({values.dtype}) in column {name!r}, which "
+            f"the array, packed in {encoding.dtype}, would give back as {read[row].item()!r}, so "
+            "that nobody could find the row. Nothing was published. Give coordinates as the array "
+            "gives them back; option('cast', 'allow') appends them so.",
+            row=row,
+            column=name,
+            value=str(value),
+        )
+
+
 def encode_column(
-    column: pa.Array[Any], encoding: Encoding, *, allow: bool = False
+    column: pa.Array[Any],
+    encoding: Encoding,
+    *,
+    allow: bool = False,
+    may_allow: bool = True,
+    named: Callable[[int], str] = "number {}".format,
 ) -> npt.NDArray[Any]:
     """Return a column as the array stores it.
 
@@ -147,6 +218,8 @@ def encode_column(
         column: the values; null becomes the array's value for missing data.
         encoding: how the array stores them.
         allow: convert as NumPy does in place of refusing values.
+        may_allow: whether users can ask for that.
+        named: tells users which row has a number.
 
     Raises:
         ValueRefusedError: the array cannot hold a value, or has no value for null.
@@ -157,22 +230,22 @@ def encode_column(
     missing = np.asarray(is_missing)
     plain = column.filter(pc.invert(is_missing)) if missing.any() else column
     rows = np.flatnonzero(~missing)
-    check = _Check(encoding, plain, rows, allow=allow)
+    check = _Check(encoding, plain, rows, named, allow=allow, may_allow=may_allow)
     stored = np.empty(len(column), encoding.dtype)
     stored[rows] = check.encoded()
     if missing.any():
-        stored[missing] = _of_null(encoding, int(np.flatnonzero(missing)[0]))
+        stored[missing] = _of_null(encoding, int(np.flatnonzero(missing)[0]), named)
     return stored
 
 
-def _of_null(encoding: Encoding, row: int) -> Any:
+def _of_null(encoding: Encoding, row: int, named: Callable[[int], str]) -> Any:
     if encoding.stored_fills:
         return encoding.stored_fills[0]
     if encoding.dtype.kind in "fMm":
         return np.array("NaT" if encoding.dtype.kind in "Mm" else np.nan).astype(encoding.dtype)[()]
     raise ValueRefusedError(
-        f"A row has null in column {encoding.name!r}, and the array has no value for missing data. "
-        "Drop such rows, or give the array a _FillValue.",
+        f"The row {named(row)} has null in column {encoding.name!r}, and the array has no value "
+        "for missing data. Nothing was published. Drop such rows, or give the array a _FillValue.",
         row=row,
         column=encoding.name,
     )
@@ -196,7 +269,9 @@ class _Check:
     """Without nulls."""
     rows: npt.NDArray[np.int64]
     """The number of each value's row."""
+    named: Callable[[int], str]
     allow: bool
+    may_allow: bool
 
     def encoded(self) -> npt.NDArray[Any]:
         found = _kind_of(self.column.type)
@@ -218,10 +293,14 @@ class _Check:
 
     def refusal(self, at: int, why: str) -> ValueRefusedError:
         name, value = self.encoding.name, self.column[at].as_py()
+        row, dtype = int(self.rows[at]), str(self.encoding.dtype).lstrip("<>|")
+        advice = _ALLOWED if self.may_allow and not self.allow else ""
+        shown = str(value) if isinstance(value, date | timedelta | Decimal) else repr(value)
         return ValueRefusedError(
-            f"The array {name!r}, of {self.encoding.dtype}, cannot hold {value!r:.100} "
-            f"({self.column.type}) of column {name!r}: {why}.",
-            row=int(self.rows[at]),
+            f"The row {self.named(row)} has {shown:.100} ({self.column.type}) in column {name!r}, "
+            f"which the array, of {dtype}, cannot hold: {why}. Nothing was published. Convert the "
+            f"column or filter such rows{advice}.",
+            row=row,
             column=name,
             value=str(value),
             type=str(self.column.type),
@@ -248,18 +327,22 @@ class _Check:
 
     def _numbers(self) -> npt.NDArray[Any]:
         values, encoding = self._given_numbers(), self.encoding
-        if encoding.is_scaled:
-            # As xarray: in double precision.
-            scale = float(encoding.attributes.get("scale_factor", 1))
-            offset = float(encoding.attributes.get("add_offset", 0))
-            values = (values.astype(np.float64) - offset) / scale
-            if encoding.dtype.kind in "iu":
-                values = np.rint(values)
         logical = encoding.logical
         with np.errstate(all="ignore"):
+            if encoding.is_scaled:
+                values = self._packed(values)
             stored = values.astype(logical)
             self._refuse(*self._inexact(values, stored))
         return stored.view(encoding.dtype) if logical != encoding.dtype else stored
+
+    def _packed(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return numbers as xarray packs them: in double precision."""
+        attributes = self.encoding.attributes
+        scale = float(attributes.get("scale_factor", 1))
+        offset = float(attributes.get("add_offset", 0))
+        packed = (values.astype(np.float64) - offset) / scale
+        self._refuse(np.isfinite(values) & ~np.isfinite(packed), "it is too large to be packed")
+        return np.rint(packed) if self.encoding.dtype.kind in "iu" else packed
 
     def _inexact(
         self, values: npt.NDArray[Any], stored: npt.NDArray[Any]
@@ -280,15 +363,17 @@ class _Check:
         """Return the numbers; decimals as integers or as floats, whichever holds them."""
         if not pa.types.is_decimal(self.column.type):
             return plain_column(self.column)
-        if self.encoding.logical.kind in "biu" and not self.encoding.is_scaled:
+        kind = self.encoding.logical.kind
+        if kind in "biu" and not self.encoding.is_scaled:
+            of = pa.uint64() if kind == "u" else pa.int64()
             try:
-                return np.asarray(self.column.cast(pa.int64()).to_numpy(zero_copy_only=False))
+                return np.asarray(self.column.cast(of).to_numpy(zero_copy_only=False))
             except pa.ArrowInvalid:
                 pass
         exact = self.column.to_pylist()
         floats = np.array([float(it) for it in exact])
-        whole = np.array([it == it.to_integral_value() and int(it) != float(it) for it in exact])
-        self._refuse(whole, "it would be rounded")
+        lost = np.array([it == it.to_integral_value() and int(it) != float(it) for it in exact])
+        self._refuse(lost, "it would be rounded")
         return floats
 
     def _texts(self) -> npt.NDArray[Any]:
@@ -317,24 +402,51 @@ class _Check:
         kind = values.dtype.kind
         values = values.astype(f"{kind}8[us]")
         if dtype.kind in "Mm":
-            stored = values.astype(dtype)
+            stored = self._in_units(values)
             self._refuse(stored.astype(values.dtype) != values, "it would be rounded")
             return stored
-        micros = self._since(values)
-        if micros is None:
+        counted = self._since(values)
+        if counted is None:
             return self._by_xarray(values)
-        delta, unit = micros
+        delta, (units, micros) = counted
         if dtype.kind in "iu":
-            stored = (delta // unit).astype(dtype)
-            changed = stored.astype(np.int64) * unit != delta
+            number = delta * units // micros
+            stored = number.astype(dtype)
+            # Both ways, as in `_inexact`; and what is too far has overflowed.
+            changed = (stored != number) | (stored.astype(np.int64) != number)
+            changed |= (number * micros != delta * units) | (np.abs(delta) > _MOST // units)
         else:
-            stored = (delta / unit).astype(dtype)
-            changed = np.rint(stored.astype(np.float64) * unit) != delta
+            stored = (delta * float(units) / micros).astype(dtype)
+            changed = np.rint(stored.astype(np.float64) * micros / units) != delta
         self._refuse(changed, f"the array counts {self.encoding.attributes['units']!r}")
         return stored
 
-    def _since(self, values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], int] | None:
-        """Return microseconds since the start of the array's units, and those of the unit.
+    def _in_units(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return times in those of an array of NumPy's times."""
+        return self._each(values, lambda some: some.astype(self.encoding.dtype))
+
+    def _each(
+        self, values: npt.NDArray[Any], convert: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+    ) -> npt.NDArray[Any]:
+        """Return converted values; the error, which does not say of which it is, finds its row."""
+        try:
+            return convert(values)
+        except (ValueError, OverflowError) as error:
+            first, end, why = 0, len(values), error
+        while end - first > 1:
+            middle = (first + end) // 2
+            try:
+                convert(values[first:middle])
+            except (ValueError, OverflowError) as error:
+                end, why = middle, error
+            else:
+                first = middle
+        raise self.refusal(first, str(why)) from why
+
+    def _since(
+        self, values: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[np.int64], tuple[int, int]] | None:
+        """Return microseconds since the start of the array's units, and `_UNITS` of the unit.
 
         None for units and calendars that only xarray knows.
         """
@@ -360,12 +472,16 @@ class _Check:
         from xarray import conventions  # noqa: PLC0415
 
         attributes = {k: it for k, it in self.encoding.attributes.items() if k != "_Unsigned"}
-        try:
-            variable = xarray.Variable(("row",), values, {}, attributes)
-            encode = cast("Any", conventions.encode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
-            counted = np.asarray(encode(variable).values)
-        except (ValueError, OverflowError) as error:
-            raise self.refusal(0, str(error)) from error
+        encode = cast("Any", conventions.encode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
+
+        def counts(some: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            variable = xarray.Variable(("row",), some, {}, attributes)
+            return np.asarray(encode(variable).values)
+
+        counted = self._each(values, counts)
+        # xarray's missing times, which it also makes of times that it has no number for.
+        lost = np.isnan(counted) if counted.dtype.kind == "f" else counted == -_MOST - 1
+        self._refuse(np.asarray(lost, bool), f"xarray cannot count {attributes['units']!r} of it")
         with np.errstate(all="ignore"):
             stored = counted.astype(self.encoding.dtype)
             self._refuse(np.asarray(stored != counted, bool), "it would be rounded")
@@ -382,6 +498,8 @@ def _kind_of(column: pa.DataType) -> str:
         return "times"
     if types.is_duration(column):
         return "durations"
-    if types.is_string(column) or types.is_large_string(column) or types.is_binary(column):
+    if types.is_string(column) or types.is_large_string(column):
+        return "text"
+    if types.is_binary(column) or types.is_large_binary(column):
         return "text"
     return str(column)
