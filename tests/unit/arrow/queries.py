@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import xarray
 
 from icechunk_async.sync import Repository, RepositoryConfig
@@ -14,11 +17,13 @@ from icechunk_async.sync.xarray import to_icechunk
 from icechunk_async.tables import read_table
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Collection
     from pathlib import Path
 
 SHAPE: Final = (24, 9, 8)
 CHUNKS: Final = (7, 4, 3)
+_OPERATORS: Final = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 _CONDITIONS: Final = (
     "lat > 20",
     "lat >= 20 and lat < 61",
@@ -100,3 +105,37 @@ def objects_of(
         for row in table.to_pylist()
         if row["array"] == array and (inside is None or inside(row["chunk"]))
     }
+
+
+def _compared(rng: random.Random, column: pc.Expression, value: Any) -> pc.Expression:
+    found: pc.Expression = rng.choice(_OPERATORS)(column, value)
+    return found
+
+
+def random_condition(rng: random.Random, table: pa.Table, depth: int = 2) -> pc.Expression:
+    """Return a random expression over the columns of a table, with values that occur in it."""
+    if depth and rng.random() < 0.5:
+        left, right = (random_condition(rng, table, depth - 1) for _ in range(2))
+        return left & right if rng.random() < 0.6 else left | right
+    name = rng.choice(table.schema.names)
+    column = pc.field(name)
+    known: Any = table[name]
+    values = [known[rng.randrange(len(table))] for _ in range(3)]
+    match rng.randrange(7):
+        case 0:
+            return column.is_null()
+        case 1:
+            return column.is_valid()
+        case 2:
+            return column.isin(
+                pa.array([it.as_py() for it in values], table.schema.field(name).type)
+            )
+        case 3:
+            return ~_compared(rng, column, values[0])
+        case _:
+            return _compared(rng, column, values[0])
+
+
+def sorted_rows(table: pa.Table) -> list[tuple[str, ...]]:
+    """Return rows as text, sorted, so that NaN equals itself."""
+    return sorted(tuple(map(repr, row)) for row in zip(*table.to_pydict().values(), strict=True))
