@@ -283,8 +283,9 @@ class ArrayDataset(RowDataset):
 
     It pickles, with the storage options that opened it, secrets included.
 
-    Cost: coordinates of filters are read whole, once for each scan. A scan holds about 32 MiB of
-    values, or one chunk, and a batch.
+    Cost: coordinates of filters are read whole; up to 16 MiB of each stay in memory. A scan holds
+    about 32 MiB of values, or one chunk, and a batch. Half of that is read ahead on a thread, once
+    the first half was used up.
     """
 
     def __init__(self, table: _Table, expression: pc.Expression | None = None) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.arrow.boxes import Grid, cut, grouped
+from icechunk_async.arrow.ahead import one_ahead
+from icechunk_async.arrow.boxes import Grid, cut, grouped, num_rows
 from icechunk_async.arrow.table import Cells
 
 if TYPE_CHECKING:
@@ -70,14 +72,31 @@ class RowPlan:
         boxes = self.grid.boxes_of_chunks(kept)
         return grouped((it for box in boxes for it in cut(box, self.grid.chunks, most)), most)
 
+    @property
+    def loaded(self) -> float:
+        """The bytes to read for a row, on average: coordinates are read once for many rows."""
+        lengths = dict(zip(self.shape.dims, self.grid.shape, strict=True))
+        total = prod(lengths.values())
+        found = 0.0
+        for name, kind in zip(self.schema.names, self.schema.types, strict=True):
+            cells = prod(lengths[dim] for dim in self.shape.column(name).dims)
+            found += width_of(kind) * cells / max(1, total)
+        return found
+
     def rows(self, boxes: Iterable[Box]) -> Generator[pa.RecordBatch]:
         """Return the rows of boxes in batches, in C order within each box.
 
+        The thread that asks for the first part reads it. From the second on, the next part is read
+        on another thread while the rows of the last one are in use.
+
         Memory: about 32 MiB of values, or one chunk.
         """
-        for box in boxes:
-            for part in cut(box, self.grid.chunks, max(1, LOAD_BYTES // self.width)):
-                yield from self._load(part).batches()
+        most = max(1, int(LOAD_BYTES / 2 / max(self.loaded, 1e-9)))
+        parts = (part for box in boxes for part in cut(box, self.grid.chunks, most))
+        with closing(one_ahead(parts, self._load, lambda it: num_rows(it) <= most)) as found:
+            while (cells := next(found, None)) is not None:
+                yield from cells.batches()
+                del cells  # before others are read
 
     def _load(self, part: Box) -> Cells:
         places = [

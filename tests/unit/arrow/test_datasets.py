@@ -6,6 +6,7 @@ import operator
 import os
 import pickle
 import random
+import threading
 import traceback
 import tracemalloc
 from typing import TYPE_CHECKING, Any
@@ -18,18 +19,27 @@ import pytest
 import xarray
 
 from icechunk_async import arrow
+from icechunk_async.arrow import rows
+from icechunk_async.arrow.table import Cells
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError, NotFoundError
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import open_dataset, to_icechunk
-from tests.unit.arrow.queries import keep_only, make_weather, objects_of
+from tests.unit.arrow.queries import (
+    keep_only,
+    make_weather,
+    objects_of,
+    random_condition,
+    sorted_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from icechunk_async.arrow.table import TableShape
+
 ROUNDS = int(os.environ.get("HISTORY_SEEDS", "1")) * 40
-OPERATORS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 
 @pytest.fixture(scope="module")
@@ -71,54 +81,20 @@ def test_rows_are_the_cells(repository: Repository) -> None:
     """As xarray's data frame has them."""
     found = arrow.dataset(repository).to_table()
     expected: Any = _frame(repository).select(found.schema.names)
-    assert _rows(found) == _rows(expected.cast(found.schema))
-
-
-def _compared(rng: random.Random, column: pc.Expression, value: Any) -> pc.Expression:
-    found: pc.Expression = rng.choice(OPERATORS)(column, value)
-    return found
-
-
-def _random_condition(rng: random.Random, table: pa.Table, depth: int = 2) -> pc.Expression:
-    """Return a random expression over the columns of a table, with values that occur in it."""
-    if depth and rng.random() < 0.5:
-        left, right = (_random_condition(rng, table, depth - 1) for _ in range(2))
-        return left & right if rng.random() < 0.6 else left | right
-    name = rng.choice(table.schema.names)
-    column = pc.field(name)
-    known: Any = table[name]
-    values = [known[rng.randrange(len(table))] for _ in range(3)]
-    match rng.randrange(7):
-        case 0:
-            return column.is_null()
-        case 1:
-            return column.is_valid()
-        case 2:
-            return column.isin(
-                pa.array([it.as_py() for it in values], table.schema.field(name).type)
-            )
-        case 3:
-            return ~_compared(rng, column, values[0])
-        case _:
-            return _compared(rng, column, values[0])
-
-
-def _rows(table: pa.Table) -> list[tuple[str, ...]]:
-    """Return rows as text, sorted, so that NaN equals itself."""
-    return sorted(tuple(map(repr, row)) for row in zip(*table.to_pydict().values(), strict=True))
+    assert sorted_rows(found) == sorted_rows(expected.cast(found.schema))
 
 
 def _check_random_filters(dataset: arrow.ArrayDataset, seed: int) -> None:
     table = dataset.to_table()
     rng = random.Random(seed)
     for _ in range(ROUNDS):
-        condition = _random_condition(rng, table)
+        condition = random_condition(rng, table)
         names = table.schema.names
         columns = rng.sample(names, rng.randint(1, len(names)))
         expected = ds.dataset(table).to_table(filter=condition, columns=columns)
         found = dataset.to_table(filter=condition, columns=columns)
         assert found.schema == expected.schema
-        assert _rows(found) == _rows(expected), str(condition)
+        assert sorted_rows(found) == sorted_rows(expected), str(condition)
         assert dataset.count_rows(condition) == len(expected), str(condition)
 
 
@@ -272,14 +248,42 @@ def test_columns_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
 
 
 def test_the_first_rows_read_no_later_chunk(tmp_path: Path) -> None:
-    """One load of 32 MiB at most."""
+    """One load of 16 MiB at most."""
     values = np.zeros((12, 1 << 20), "f8")
     dataset = xarray.Dataset({"v": (("x", "y"), values + np.arange(12)[:, None])})
     repository = _create(tmp_path, dataset, v={"chunks": (1, 1 << 20)})
-    keep_only(tmp_path, objects_of(repository, "/v", lambda it: it[0] < 4))
+    keep_only(tmp_path, objects_of(repository, "/v", lambda it: it[0] < 2))
     assert arrow.dataset(repository).head(5, ["v"]).num_rows == 5
     batches = arrow.dataset(repository).to_batches(["v"])
     assert next(batches).num_rows == 1 << 17
+
+
+def test_one_part_is_read_ahead_once_the_first_is_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While rows of the second are in use, the third is read, and no other."""
+    dataset = xarray.Dataset({"v": (("x", "y"), np.arange(120.0).reshape(12, 10))})
+    repository = _create(tmp_path, dataset, v={"chunks": (1, 10)})
+    monkeypatch.setattr(rows, "LOAD_BYTES", 2 * 80)
+    loads: list[int] = []
+    third = threading.Event()
+    load = Cells.load
+
+    def noted(shown: xarray.Dataset, shape: TableShape, places: Any, *more: Any) -> Cells:
+        loads.append(int(places[0][0]))
+        if len(loads) == 3:
+            third.set()
+        return load(shown, shape, places, *more)
+
+    monkeypatch.setattr(Cells, "load", staticmethod(noted))
+    batches: Any = arrow.dataset(repository).to_batches(["v"], batch_size=5)
+    for _ in range(2):
+        next(batches)
+        assert loads == [0]
+    next(batches)
+    assert third.wait(60)
+    batches.close()
+    assert loads == [0, 1, 2]
 
 
 def test_fragments_have_each_row_once_and_say_where_they_lie(repository: Repository) -> None:
@@ -370,7 +374,7 @@ def test_parts_of_pyarrow_that_go_around_the_methods_find_no_rows(repository: Re
 def test_programs_can_take_all_rows_as_a_stream(repository: Repository, tmp_path: Path) -> None:
     """By Arrow's interface of C, as `write_dataset` does."""
     dataset: Any = arrow.dataset(repository)
-    assert _rows(pa.table(dataset)) == _rows(dataset.to_table())
+    assert sorted_rows(pa.table(dataset)) == sorted_rows(dataset.to_table())
     ds.write_dataset(dataset, tmp_path / "files", format="parquet")
     assert ds.dataset(tmp_path / "files").count_rows() == dataset.count_rows()
 

@@ -216,7 +216,8 @@ class RowReading(ABC):
     ) -> RowScanner:
         """Return a scanner of the rows, which can be used once.
 
-        It reads in the thread that asks for rows, and no further than that thread asks.
+        The thread that asks for the first rows reads them, and no more. Later ones may be read
+        ahead on another thread, which ends when the rows are used up or closed.
         """
         unknown = ignored.keys() - _IGNORED
         if unknown:
