@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from itertools import count
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark import NewArray, map_chunks
+from icechunk_async.spark import NewArray, map_chunks, write_region
+from icechunk_async.spark.jobs import garbage
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.read.bounds import MOST_PARTITIONS, few
 from icechunk_async.spark.read.reader import IcechunkReader, Reading
-from icechunk_async.spark.tasks import check_result_size, default_files
+from icechunk_async.spark.tasks import check_result_size, default_files, in_rounds
+from icechunk_async.sync import Repository, RepositoryConfig
+from tests.spark.here import session_here
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Iterator, Sequence
 
-    from icechunk_async.sync import Repository
+    from pyspark.sql import SparkSession
 
 
 def _spark(cores: int = 2, **settings: str) -> SparkSession:
@@ -72,6 +77,59 @@ def test_results_that_spark_would_throw_away_are_refused(repository: Repository,
     with pytest.raises(InvalidInputError, match=r"100000 chunks.*maxResultSize is 1m.*of 3m"):
         map_chunks(_spark(maxResultSize="1m"), url, lambda: None, [], large)
     assert repository.lookup_branch("main") == before
+
+
+def test_regions_with_very_many_chunks_are_refused(repository: Repository, url: str) -> None:
+    """As those of `map_chunks`."""
+    before = repository.lookup_branch("main")
+    large = NewArray("t", (400,), (1,), "i1")
+    parts = [((slice(start, start + 100),), start) for start in (0, 200)]
+    with pytest.raises(InvalidInputError, match=r"200 chunks.*maxResultSize is 4k"):
+        write_region(_spark(maxResultSize="4k"), url, np.zeros, parts, large)
+    assert repository.lookup_branch("main") == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "rounds"),
+    [("100", [["a", "b"], ["c"], ["d"], ["e"]]), ("1", [["a"], ["b"], ["c"], ["d"], ["e"]])],
+)
+def test_results_come_in_rounds_that_spark_brings_to_the_driver(
+    setting: str, rounds: list[list[str]]
+) -> None:
+    """Half of the bound each, or one file; all at once where there is no bound, or nothing."""
+    files = [("a", 20), ("b", 30), ("c", 40), ("d", 90), ("e", 1)]
+    found = in_rounds(_spark(maxResultSize=setting), files)
+    assert [[name for name, _ in it] for it in found] == rounds
+    assert list(in_rounds(_spark(maxResultSize="0"), files)) == [files]
+    assert list(in_rounds(_spark(), [])) == []
+
+
+def test_a_collection_reads_manifests_in_rounds(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the chunks that any of them refers to, and deletes others."""
+    config = RepositoryConfig(inline_chunk_threshold_bytes=0)
+    repository = Repository.create(url, config)
+    tips: list[str] = []
+    for name in "abcd":
+        session = repository.writable_session("main")
+        array = zarr.create_array(session.store, name=name, shape=(9,), chunks=(1,), dtype="i1")
+        array[:] = np.arange(1, 10)
+        tips.append(session.commit(name))
+    repository.reset_branch("main", tips[-2])
+    asked: list[int] = []
+
+    def one_a_round(_: Any, files: Sequence[tuple[Any, int]]) -> Iterator[list[tuple[Any, int]]]:
+        asked.extend(size for _, size in files)
+        return ([it] for it in files)
+
+    monkeypatch.setattr(garbage, "in_rounds", one_a_round)
+    found = garbage.garbage_collect(session_here(), repository, datetime.now(UTC))
+    assert len(asked) == 3
+    assert min(asked) > 9 * 12  # as large as the ids that come back, at least
+    assert found.result.chunks_deleted == 9
+    store = repository.readonly_session("main").store
+    for name in "abc":
+        array = zarr.open_array(store, path=name, mode="r")
+        assert np.asarray(array[:]).tolist() == list(range(1, 10))
 
 
 @pytest.mark.parametrize(

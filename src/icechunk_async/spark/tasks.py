@@ -42,6 +42,7 @@ __all__ = [
     "default_looks",
     "default_tasks",
     "default_tasks_of",
+    "in_rounds",
     "places_by_number",
     "reported",
     "run_job",
@@ -147,9 +148,7 @@ def check_result_size(spark: SparkSession, chunks: int) -> None:
     Raises:
         InvalidInputError: the results could pass `spark.driver.maxResultSize`.
     """
-    text = (spark.conf.get(_RESULT_SIZE, None) or "1g").strip().lower()
-    match = _SIZE.fullmatch(text)
-    bound = 0 if match is None else int(match[1]) << _SHIFTS[match[2]]
+    text, bound = _result_size(spark)
     wanted = chunks * _BYTES_A_CHUNK
     if bound and wanted > bound:  # 0 is no bound
         raise InvalidInputError(
@@ -158,6 +157,34 @@ def check_result_size(spark: SparkSession, chunks: int) -> None:
             f"Spark with a {_RESULT_SIZE} of {-(-wanted >> 20)}m or more, and as much memory of "
             "the driver; or make chunks larger, or write in several commits with write_region."
         )
+
+
+def in_rounds[T](
+    spark: SparkSession, files: Sequence[tuple[T, int]]
+) -> Iterator[list[tuple[T, int]]]:
+    """Divide files, given with their sizes, so that Spark brings all results of a round back.
+
+    A round has files of half of `spark.driver.maxResultSize`, or one. Use it where the results for
+    a file are no larger than the file.
+    """
+    _, bound = _result_size(spark)
+    found: list[tuple[T, int]] = []
+    size = 0
+    for it in files:
+        if found and bound and size + it[1] > bound // 2:
+            yield found
+            found, size = [], 0
+        found.append(it)
+        size += it[1]
+    if found:
+        yield found
+
+
+def _result_size(spark: SparkSession) -> tuple[str, int]:
+    """Return the bound of a job's results, as text and in bytes; 0 for none."""
+    text = (spark.conf.get(_RESULT_SIZE, None) or "1g").strip().lower()
+    match = _SIZE.fullmatch(text)
+    return text, 0 if match is None else int(match[1]) << _SHIFTS[match[2]]
 
 
 def shares[T](items: Sequence[T], count: int) -> list[tuple[T, ...]]:

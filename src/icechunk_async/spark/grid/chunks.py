@@ -123,8 +123,8 @@ def share(number: int, parts: int, part: int) -> range:
     return range(number * part // parts, number * (part + 1) // parts)
 
 
-def check_disjoint(grid: ChunkGrid, regions: Sequence[Region]) -> None:
-    """Check that regions consist of whole chunks, and that no two share one.
+def check_disjoint(grid: ChunkGrid, regions: Sequence[Region]) -> int:
+    """Check that regions consist of whole chunks, and that no two share one; return their number.
 
     Raises:
         InvalidInputError: a region cuts a chunk, or two regions share one.
@@ -140,6 +140,7 @@ def check_disjoint(grid: ChunkGrid, regions: Sequence[Region]) -> None:
                 f"{region}. Only one task may write a chunk."
             )
         owners[chunks] = number
+    return int(np.count_nonzero(owners >= 0))
 
 
 @dataclass(frozen=True, slots=True)

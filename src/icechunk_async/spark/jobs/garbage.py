@@ -50,6 +50,7 @@ from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import (
     columns_of,
     default_tasks,
+    in_rounds,
     reported,
     run_job,
     shares,
@@ -210,12 +211,16 @@ class _Collection:
         return kept
 
     def _mark(self, manifests: list[tuple[ManifestId, int]]) -> None:
-        """Mark the chunk objects that some manifests refer to."""
+        """Mark the chunk objects that some manifests refer to.
+
+        The 12 bytes of an id are random, so no manifest is smaller than the ids that are in it.
+        """
         self.manifests.update(it for it, _ in manifests)
-        count = self.tasks or default_tasks(self.spark, len(manifests))
-        table = self._job(shares(manifests, count), _marks, _MARKS, "reading manifests")
-        for data in table.column("chunks").to_pylist():
-            self.chunks.add(np.frombuffer(data, np.uint8).reshape(-1, 12))
+        for some in in_rounds(self.spark, manifests):
+            count = self.tasks or default_tasks(self.spark, len(some))
+            table = self._job(shares(some, count), _marks, _MARKS, "reading manifests")
+            for data in table.column("chunks").to_pylist():
+                self.chunks.add(np.frombuffer(data, np.uint8).reshape(-1, 12))
 
     def list_garbage(self, kept: Kept) -> pa.Table:
         """Return all garbage objects. The set of kept objects must be final."""

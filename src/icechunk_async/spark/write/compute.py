@@ -204,7 +204,9 @@ def write_region[T](
         rebase_with: decides conflicts with commits made since the start.
 
     Raises:
-        InvalidInputError: regions are outside of the array, end inside of chunks, or overlap.
+        InvalidInputError: regions are outside of the array, end inside of chunks, overlap, or have
+            more chunks than `spark.driver.maxResultSize` has room for, as in `map_chunks`; no task
+            ran.
         ConflictError, PySparkException: as in `map_chunks`.
 
     After an error nothing is visible.
@@ -213,7 +215,7 @@ def write_region[T](
     if is_published(repo, branch, transaction):  # first: an array that it created exists
         return Published(repo.lookup_branch(branch), committed=False)
     write, grid, path = _begin(repo, output, branch)
-    check_disjoint(grid, [region for region, _ in parts])
+    check_result_size(spark, check_disjoint(grid, [region for region, _ in parts]))
 
     def work(fork: ForkSession, task: int) -> None:
         region, item = parts[task]
