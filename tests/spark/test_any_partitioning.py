@@ -27,6 +27,7 @@ from icechunk_async.spark.write.parts import PartWriter, block_rows
 from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.spark.write.task import RowsWritten, write_batches
 from icechunk_async.sync import Repository
+from tests.helpers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +131,7 @@ def test_nothing_but_rows_is_stored_twice(url: str, monkeypatch: pytest.MonkeyPa
 
 
 @seed(0)
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(examples(240), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_division_of_rows_gives_the_same_array(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -26,6 +26,7 @@ from icechunk_async.arrow.boxes import Grid, boxes_of, cut, num_chunks, num_rows
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk
+from tests.helpers import examples
 from tests.spark.tables import read
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
     ]
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases(), small=st.booleans(), scaled=st.booleans())
 def test_the_rows_are_those_of_numpy(
     tmp_path: Path,

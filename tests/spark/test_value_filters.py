@@ -21,6 +21,7 @@ from icechunk_async.spark.read.pushdown import Predicate, fulfilled, possible
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk
+from tests.helpers import examples
 from tests.spark.tables import make_reader, plan, read
 from tests.spark.test_conditions import columns as column_values
 
@@ -61,9 +62,7 @@ def stored(place: Path, values: Any, packing: str, *, statistics: str = "all") -
     return place.as_uri()
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     values=st.lists(st.sampled_from(NUMBERS), min_size=LENGTH, max_size=LENGTH),
     stored_as=st.tuples(
