@@ -1,4 +1,4 @@
-"""Processes for Dask, started once for all tests: importing takes them longer than their work."""
+"""Processes for Dask, started once for many tests: importing takes them longer than their work."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ def process_pool() -> ProcessPoolExecutor:
     return pool
 
 
-@cache
 def local_cluster() -> Any:
-    """Return a cluster of two workers, which are processes, on this machine."""
+    """Start a cluster of two workers, which are processes, on this machine."""
     distributed = pytest.importorskip("distributed", reason="it is in the test dependencies")
     with dask.config.set({"distributed.worker.daemon": False}):
-        cluster = distributed.LocalCluster(
+        return distributed.LocalCluster(
             n_workers=2, threads_per_worker=2, dashboard_address=None, processes=True
         )
-    atexit.register(cluster.close)
-    return cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,12 @@ print(*sys.modules, os.environ.get("OPENBLAS_NUM_THREADS"), file=sys.stderr)
 """
 
 
-def modules(*arguments: str) -> set[str]:
-    """Return the modules of a process when a command is done, and its threads for matrices."""
+@cache
+def modules(*arguments: str) -> frozenset[str]:
+    """Return the modules of a process when a command is done, and its threads for matrices.
+
+    The same command starts once for all tests.
+    """
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
         capture_output=True,
@@ -42,7 +47,7 @@ def modules(*arguments: str) -> set[str]:
         check=True,
     )
     assert done.stdout
-    return set(done.stderr.split())
+    return frozenset(done.stderr.split())
 
 
 def test_the_version_needs_nearly_nothing() -> None:

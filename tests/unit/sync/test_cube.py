@@ -16,7 +16,6 @@ import icechunk_async.sync as icechunk
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async.errors import MissingDriverError
 from icechunk_async.sync.datasets.cube import open_cube
-from tests.unit.dask_processes import local_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,11 +112,11 @@ def test_dask_computes_blocks(repository: icechunk.Repository, scheduler: str) -
 
 
 @pytest.mark.filterwarnings("default")  # the cluster's own, about its processes and ports
-def test_a_cluster_computes_too(repository: icechunk.Repository) -> None:
+def test_a_cluster_computes_too(repository: icechunk.Repository, cluster: Any) -> None:
     """Workers are processes that never saw the repository."""
     expected = _stack(repository)
     dataset = repository.cube("a", chunks={"known_at": 6})
-    with local_cluster().get_client():
+    with cluster.get_client():
         np.testing.assert_array_equal(dataset.a.values, expected)
 
 

@@ -20,7 +20,7 @@ from icechunk_async.sync.dask import (
     store_dask,
 )
 from icechunk_async.sync.distributed import extract_session, merge_sessions
-from tests.unit.dask_processes import local_cluster, process_pool
+from tests.unit.dask_processes import process_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,10 +76,10 @@ def test_blocks_are_written_wherever_they_are_computed(
 
 
 @pytest.mark.filterwarnings("default")  # the cluster's own, about its processes and ports
-def test_a_cluster_writes_too(repository: icechunk.Repository) -> None:
+def test_a_cluster_writes_too(repository: icechunk.Repository, cluster: Any) -> None:
     """Workers are processes that never saw the repository."""
     session = repository.writable_session("main")
-    with local_cluster().get_client():
+    with cluster.get_client():
         source = da.from_array(VALUES, chunks=(10, 30))
         session.merge(store_dask(sources=[source], targets=[_open(session.fork())]))
     session.commit("filled")
