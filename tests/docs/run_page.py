@@ -3,9 +3,11 @@
 Python blocks share one namespace and may await at the top level. Shell blocks run in the same
 directory. What pages begin with, a fresh interpreter that imports NumPy and Zarr, is made once:
 each page is a fork of a process that has imported them, and so is each command ``icechunk-async``
-but those of the README, which people try first.
+but those of the README, which people try first. Pages about Spark share an interpreter instead, in
+which its JVM starts once.
 
-``python run_page.py PAGE`` runs one page, ``python run_page.py`` those that `test_pages` asks for.
+``python run_page.py PAGE`` runs one page, ``python run_page.py`` those that `test_pages` asks for,
+and ``python run_page.py --here`` does so without forks.
 """
 
 from __future__ import annotations
@@ -159,7 +161,7 @@ def _finished(work: Callable[..., None], *arguments: Any) -> int:
     return code
 
 
-def serve() -> None:
+def serve(run_one: Callable[[str, str], int]) -> None:
     """Run pages: each line of input asks for one, each line of output is an exit code.
 
     What a page prints goes to a file.
@@ -173,8 +175,29 @@ def serve() -> None:
         with Path(asked["output"]).open("ab") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        code = _in_fork(_page, asked["page"], asked["directory"])
+        code = run_one(asked["page"], asked["directory"])
         print(code, file=replies, flush=True)
+
+
+def _forked(page: str, directory: str) -> int:
+    """Return the exit code of a page that runs in a fork of this process."""
+    return _in_fork(_page, page, directory)
+
+
+def _here(page: str, directory: str) -> int:
+    """Return the exit code of a page that runs in this process, and end what it has of Spark.
+
+    PySpark keeps the JVM, in which the next page starts its own context.
+    """
+    environment = dict(os.environ)
+    code = _finished(_page, page, directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sql = sys.modules.get("pyspark.sql")
+    session = sql and sql.SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+    return code
 
 
 def _page(page: str, directory: str) -> None:
@@ -225,7 +248,9 @@ def _check_that_ci_runs(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:] == ["--here"]:
+        serve(_here)
+    elif sys.argv[1:]:
         run(Path(sys.argv[1]))
     else:
         # With NumPy and Zarr, which all pages import, and Matplotlib and xarray, which many do.
@@ -233,4 +258,4 @@ if __name__ == "__main__":
             importlib.import_module(f"icechunk_async.{name}")
         for name in ("matplotlib.figure", "xarray"):
             importlib.import_module(name)
-        serve()
+        serve(_forked)

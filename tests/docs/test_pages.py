@@ -49,7 +49,7 @@ spark.sql.shuffle.partitions 2
 
 def _for_spark(directory: Path) -> dict[str, str]:
     """Return the variables that Spark needs here."""
-    settings = directory / "spark-conf" / "spark-defaults.conf"
+    settings = directory / "conf" / "spark-defaults.conf"
     settings.parent.mkdir()
     settings.write_text(SPARK_DEFAULTS, encoding="utf-8")
     found = {
@@ -62,9 +62,11 @@ def _for_spark(directory: Path) -> dict[str, str]:
 
 
 class Runner:
-    """A process that runs pages."""
+    """A process that runs pages, with arguments and variables that other processes lack."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self._arguments = arguments
+        self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, page: Path, directory: Path) -> tuple[int, str]:
@@ -91,11 +93,11 @@ class Runner:
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, str(RUNNER)],
+            [sys.executable, str(RUNNER), *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
-            env=_environment(),
+            env={**_environment(), **self._environment},
         )
 
     def close(self) -> None:
@@ -128,6 +130,14 @@ def runner() -> Iterator[Runner]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def runner_for_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """Run pages in one process, and thereby in one JVM: starting that takes longer than a page."""
+    made = Runner("--here", **_for_spark(tmp_path_factory.mktemp("spark")))
+    yield made
+    made.close()
+
+
 def _of(pages: list[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=lambda it: str(it.relative_to(REPOSITORY)))
 
@@ -140,19 +150,12 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, runner: Runner) ->
 
 
 @_of([page for page in PAGES if "spark" in page.name])
-def test_the_blocks_of_a_page_about_spark_run(page: Path, tmp_path: Path) -> None:
-    """In order, in an empty directory, without a warning; in a separate process."""
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), str(page)],
-        cwd=tmp_path,
-        env={**_environment(), **_for_spark(tmp_path)},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+def test_the_blocks_of_a_page_about_spark_run(
+    page: Path, tmp_path: Path, runner_for_spark: Runner
+) -> None:
+    """In order, in an empty directory, without a warning, with its own context."""
+    code, output = runner_for_spark.run(page, tmp_path)
+    assert code == 0, output
 
 
 def without_blocks(page: Path) -> str:

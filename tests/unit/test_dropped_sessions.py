@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from icechunk_async import Repository
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_others_left_is_passed_over() -> None:
+    """The tests collect garbage; looking at what thousands of others left takes them a while."""
+    gc.collect()
+    gc.freeze()
+
+
 def _warnings_of_dropping() -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
