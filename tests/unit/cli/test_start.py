@@ -41,7 +41,8 @@ def modules(*arguments: str) -> frozenset[str]:
         [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
         capture_output=True,
         # Without the width of a terminal, which readline adds behind Python's back: pytest uses it.
-        env=dict(os.environ),
+        # Nor with the threads that Dask's workers of other tests ask for.
+        env={name: it for name, it in os.environ.items() if name != "OPENBLAS_NUM_THREADS"},
         encoding="utf-8",
         timeout=240,
         check=True,
