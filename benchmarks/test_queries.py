@@ -3,13 +3,15 @@
 By value: an array of floats, each chunk around another value, as a field that changes with time.
 The statistics of chunks were made before, by `analyze`. The official engine has none: its user
 reads the array slab by slab. As rows: ours are Arrow's, from its dataset; the official engine's are
-those of xarray's data frame.
+those of xarray's data frame. Far away, both are read by us: xarray asks for all chunks at once, the
+dataset for those of a few megabytes at a time, which fit into bounded memory.
 """
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 import xarray
@@ -17,7 +19,11 @@ import zarr
 
 from benchmarks.peers import create, open_repository
 from icechunk_async import arrow
-from icechunk_async.sync.xarray import to_icechunk
+from icechunk_async.storage import open_storage
+from icechunk_async.sync import Repository
+from icechunk_async.sync.bridge.contexts import blocking
+from icechunk_async.sync.xarray import open_dataset, to_icechunk
+from icechunk_async.testing.latency import LatencyStorage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,3 +117,36 @@ def test_rows(contest: Contest, tmp_path: Path) -> None:
         {"ours": table, "official": frame},
         targets={"official": 0.8},
     )
+
+
+def test_rows_far_away(contest: Contest) -> None:
+    """All cells as rows from a storage that takes 50 ms to answer."""
+    times = contest.pick(40, 2000)
+    coords = {
+        "time": np.datetime64("2020-01-01", "ns") + np.arange(times) * np.timedelta64(1, "h"),
+        "point": np.arange(64 * 96) / 4,
+    }
+    values = np.random.default_rng(0).random((times, 64 * 96), "f4")
+    dataset = xarray.Dataset({"t": (tuple(coords), values)}, coords=coords)
+    with blocking(open_storage(f"memory://{uuid4()}")) as near:
+        storage = LatencyStorage(near, seconds=0)
+        repository = Repository.create(storage)
+        session = repository.writable_session("main")
+        to_icechunk(dataset, session, encoding={"t": {"chunks": (20, 64 * 96)}})
+        session.commit("filled")
+        storage.seconds = contest.pick(0.001, 0.05)
+
+        def frame() -> int:
+            opened: Any = open_dataset(repository.readonly_session("main"), chunks=None)
+            return len(opened.to_dataframe())
+
+        def table() -> int:
+            found = arrow.dataset(repository).to_batches()
+            return sum(it.num_rows for it in found)
+
+        assert frame() == table()
+        contest.race(
+            f"50 ms away: {values.size:,} cells with two coordinates as rows",
+            {"ours": table, "xarray, all at once": frame},
+            targets={"xarray, all at once": 0.8},
+        )
