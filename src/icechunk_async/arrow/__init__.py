@@ -6,7 +6,7 @@ decides from an expression of Arrow which cells cannot be among the rows. Needs 
 `xarray`, and SQL needs `duckdb`.
 """
 
-from icechunk_async.arrow.datasets import ArrayDataset, ArrayFragment, dataset
+from icechunk_async.arrow.datasets import ArrayDataset, ArrayFragment, PlannedRows, dataset
 from icechunk_async.arrow.sql import connect
 
-__all__ = ["ArrayDataset", "ArrayFragment", "connect", "dataset"]
+__all__ = ["ArrayDataset", "ArrayFragment", "PlannedRows", "connect", "dataset"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.arrow.boxes import num_rows
+from icechunk_async.arrow.boxes import num_chunks, num_rows
 from icechunk_async.arrow.guarantees import Filtered, axis_mask, chunk_mask, known_values
 from icechunk_async.arrow.rows import RowPlan, grid_of
 from icechunk_async.arrow.table import (
@@ -52,6 +52,7 @@ __all__ = [
     "ArrayDataset",
     "ArrayFragment",
     "ArrayGroup",
+    "PlannedRows",
     "dataset",
     "open_repository",
 ]
@@ -168,6 +169,25 @@ class ArrayGroup:
         return self.read_from
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """The part of a dataset that is read for a filter."""
+
+    chunks: int
+    """Chunks read of each array with all dimensions."""
+    all_chunks: int
+    rows: int
+    """The most rows that are read; the filter is applied to each."""
+    all_rows: int
+
+    def __str__(self) -> str:
+        """Describe the part in one sentence."""
+        return (
+            f"{self.chunks:,} of {self.all_chunks:,} chunks are read of each array, and at most "
+            f"{self.rows:,} of {self.all_rows:,} rows."
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
     """A group that has been opened as a table. It pickles as what opened it."""
@@ -222,6 +242,19 @@ class _Table:
         """Return groups of boxes of whole chunks that may have rows which pass a filter."""
         filtered = None if expression is None else Filtered.by(expression, self.schema)
         return self._parts(self._plan(self.schema.names, filtered, None), filtered)
+
+    def planned(self, expression: pc.Expression | None) -> PlannedRows:
+        """Return the part that is read for the rows which pass a filter."""
+        filtered = None if expression is None else Filtered.by(expression, self.schema)
+        plan = self._plan(self.schema.names, filtered, None)
+        boxes = [box for part in self._parts(plan, filtered) for box in part]
+        whole = tuple((0, length) for length in plan.grid.shape)
+        return PlannedRows(
+            chunks=num_chunks(boxes, plan.grid.chunks),
+            all_chunks=num_chunks([whole], plan.grid.chunks),
+            rows=sum(map(num_rows, boxes)),
+            all_rows=num_rows(whole),
+        )
 
     def known(self, boxes: Sequence[Box]) -> pc.Expression:
         """Return an expression that the coordinates of all rows of some boxes fulfil."""
@@ -315,6 +348,20 @@ class ArrayDataset(RowDataset):
     def filter(self, expression: pc.Expression) -> ArrayDataset:
         """Return a dataset of those rows that a filter keeps, too."""
         return ArrayDataset(self._table, joined(self._filter, expression))
+
+    def planned(
+        self,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+    ) -> PlannedRows:
+        """Return the number of chunks and rows that would be read with a filter.
+
+        Raises:
+            InvalidInputError: the filter names no column, or cannot be computed.
+
+        Cost: reads coordinates and statistics of chunks that the filter needs, and no other chunk.
+        """
+        with translated():
+            return self._table.planned(joined(self._filter, filter))
 
     def get_fragments(
         self,

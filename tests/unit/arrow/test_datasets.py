@@ -227,11 +227,31 @@ def test_a_filter_on_values_reads_only_chunks_whose_statistics_allow_it(tmp_path
     for name in ("time", "lat", "lon"):
         kept |= objects_of(repository, f"/{name}")
     keep_only(tmp_path, kept)
+    planned = arrow.dataset(repository).planned(pc.field("t") >= high)
+    assert (planned.chunks, planned.all_chunks) == (len(np.unique(place, axis=0)), 36)
     found = arrow.dataset(repository).to_table(["lat", "t"], filter=pc.field("t") >= high)
     expected = [it for it in rows if it["t"] is not None and it["t"] >= high]
     key = operator.itemgetter("t")
     shown = [{"lat": it["lat"], "t": it["t"]} for it in expected]
     assert sorted(found.to_pylist(), key=key) == sorted(shown, key=key)
+
+
+def test_chunks_and_rows_are_counted_before_any_is_read(tmp_path: Path) -> None:
+    """For the filter of the dataset together with that of a scan; also where nothing is left."""
+    repository = make_weather(tmp_path)
+    axes = {f"/{name}" for name in ("time", "lat", "lon")}
+    keep_only(tmp_path, set.union(*(objects_of(repository, it) for it in axes)))
+    dataset = arrow.dataset(repository)
+    assert dataset.planned() == arrow.PlannedRows(36, 36, 24 * 72, 24 * 72)
+    north = dataset.filter(pc.field("lat") > 20)
+    assert north.planned() == arrow.PlannedRows(12, 36, 24 * 4 * 8, 24 * 72)
+    early = pc.field("time") < pa.scalar(np.datetime64("2020-01-10", "us").item())
+    planned = north.planned(early)
+    assert planned == arrow.PlannedRows(6, 36, 9 * 4 * 8, 24 * 72)
+    assert "6 of 36 chunks" in str(planned)
+    assert dataset.planned(pc.field("lon") < 0) == arrow.PlannedRows(0, 36, 0, 24 * 72)
+    with pytest.raises(InvalidInputError, match="nothing"):
+        dataset.planned(pc.field("nothing") > 0)
 
 
 def test_columns_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
