@@ -8,6 +8,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio
 import numpy as np
 from zarr.core.chunk_utils import ChunkTransform
 
@@ -46,6 +47,8 @@ _LARGE_AT_ONCE: Final = 2
 _ROWS: Final = 1 << 16
 """The most rows of one object, 6 MB."""
 _AT_ONCE: Final = 8
+_PATIENCE_SECONDS: Final = 5.0
+"""The longest that a commit waits for an object with statistics, repeated requests included."""
 _FORMS: Final = 64
 """The most documents of arrays that are remembered: each change of a shape is another one."""
 
@@ -138,7 +141,8 @@ class WrittenChunks:
     async def store(self) -> None:
         """Store what was kept, in one object for each array and 65,536 chunks.
 
-        Storage that fails is logged. Cancellation: what was not stored stays unknown.
+        Storage that fails, or needs more than five seconds for an object, is logged and not asked
+        again: a commit waits for this. Cancellation: what was not stored stays unknown.
         """
         with self._lock:
             taken, self._pending = self._pending, {}
@@ -149,13 +153,30 @@ class WrittenChunks:
                 part = ChunkStatistics(digest, kind, table[start : start + _ROWS])
                 parts.append((node_id, part))
 
+        failures: list[str] = []
+        unknown = 0
+
         async def put(part: tuple[NodeId, ChunkStatistics]) -> None:
-            try:
-                await self._assets.statistics.put(*part)
-            except StorageError as error:
-                _log.warning("statistics of %d chunk(s) stay unknown: %s", len(part[1].rows), error)
+            nonlocal unknown
+            failure = failures[0] if failures else await self._put(*part)
+            if failure is not None:
+                failures.append(failure)
+                unknown += len(part[1].rows)
 
         await bounded_map(put, parts, limit=_AT_ONCE)
+        if failures:
+            _log.warning("statistics of %d chunk(s) stay unknown: %s", unknown, failures[0])
+
+    async def _put(self, node_id: NodeId, statistics: ChunkStatistics) -> str | None:
+        """Store an object; return why it is not stored."""
+        try:
+            with anyio.fail_after(_PATIENCE_SECONDS):
+                await self._assets.statistics.put(node_id, statistics)
+        except StorageError as error:
+            return str(error)
+        except TimeoutError:
+            return f"storage needed more than {_PATIENCE_SECONDS:g} s for them"
+        return None
 
     def _form(self, document: bytes) -> _Form | None:
         """Return how chunks of an array are decoded, made once for each document."""

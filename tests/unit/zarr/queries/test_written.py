@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tracemalloc
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 import pytest
 import zarr
@@ -21,6 +23,7 @@ from icechunk_async.session import ForkSession
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository as BlockingRepository
 from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.zarr.queries.written import WrittenChunks
 from tests.helpers import examples, memory_url, objects, write
 from tests.unit.zarr.queries.test_aggregate import NO_INLINE, Case, cases
@@ -277,6 +280,43 @@ async def test_storage_that_fails_loses_statistics_and_no_commit(
     assert await total(keeping) == (66, 4)
     assert (await keeping.analyze()).chunks == 4
     assert await total(keeping) == (66, 0)
+
+
+class _NoStatistics(LatencyStorage):
+    """Turns away what is stored below ``statistics/``, or never answers."""
+
+    answers = True
+
+    async def before(self, operation: str, key: str) -> None:
+        await super().before(operation, key)
+        if operation == "put" and key.startswith("statistics/"):
+            if not self.answers:
+                await anyio.sleep_forever()
+            raise StorageUnavailableError("busy")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_commit_waits_five_seconds_for_statistics(
+    caplog: pytest.LogCaptureFixture, *, answers: bool
+) -> None:
+    """Of any number of arrays: requests are repeated for half a minute otherwise."""
+
+    async def seconds() -> float:
+        async with open_storage(memory_url()) as plain:
+            storage = _NoStatistics(plain, seconds=0)
+            storage.answers = answers
+            async with Repository.create(storage, config=NO_INLINE) as repository:
+                await repository.keep_statistics()
+                session = await repository.writable_session("main")
+                for number in range(20):
+                    await put_array(session, f"/a{number}", VALUES, (3,))
+                began = asyncio.get_running_loop().time()
+                await session.commit("twenty arrays")
+                return asyncio.get_running_loop().time() - began
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        assert runner.run(seconds()) == pytest.approx(5)
+    assert "statistics of 80 chunk(s) stay unknown: storage needed more than 5 s" in caplog.text
 
 
 async def test_a_commit_makes_one_request_more_for_each_array() -> None:
