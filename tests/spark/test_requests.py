@@ -16,6 +16,7 @@ pytest.importorskip("aiohttp", reason="the driver of the HTTP backend is not ins
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import CooperativeWrite, Input, NewArray, map_chunks
 from icechunk_async.spark.options import ReadOptions, WriteOptions
+from icechunk_async.spark.read.functions import _plan_read
 from icechunk_async.spark.read.reader import IcechunkReader, Part, Reading
 from icechunk_async.spark.requests import (
     JOB_REQUESTS,
@@ -281,6 +282,25 @@ def test_a_reader_says_how_many_parts_it_planned(
     assert reader.options.budget is not None
     assert reader.options.budget.parts == len(parts)
     assert _share(reader.options.budget) == min(64, JOB_REQUESTS // len(parts)) > 1
+
+
+def test_a_function_that_reads_all_parts_in_one_task_divides_by_one(
+    repository: Repository, url: str, in_task: Callable[[Mapping[str, str]], None]
+) -> None:
+    """However many parts a job would have: no other task reads with it."""
+    session = repository.writable_session("main")
+    array = zarr.create_array(
+        session.store, name="a", shape=(400,), chunks=(1,), dtype="i4", dimension_names=["t"]
+    )
+    array[:] = 1
+    session.commit("made")
+    found = _plan_read(ReadOptions.parse({"path": url, "partition-bytes": "4"}))
+    assert JOB_REQUESTS // len(found.parts) < 64
+    in_task({**CLUSTER, "spark.executor.instances": "1000"})
+    assert len(list(found.rows())) == 400
+    assert found.reader is not None
+    assert found.reader.options.budget is not None
+    assert _share(found.reader.options.budget) == 64
 
 
 @pytest.mark.parametrize(("executors", "expected"), [(1, 64), (100, 10)])

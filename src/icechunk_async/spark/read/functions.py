@@ -258,7 +258,9 @@ def _plan_read(options: ReadOptions) -> _ReadResult:
             f"are {_MOST_ROWS}. Give where => '...' on dimensions, or use a view of "
             "icechunk_async.spark.register_views, which is read in many tasks."
         )
-    return _ReadResult(schema, reader=reader, parts=tuple(parts))
+    # One task reads all parts, and so has the share of a job with one part.
+    alone = tuple(Part(it.boxes, it.array, of=1) for it in parts)
+    return _ReadResult(schema, reader=reader, parts=alone)
 
 
 @dataclass(frozen=True)
