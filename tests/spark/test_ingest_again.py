@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +18,16 @@ from anyio import to_thread
 from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark import ingest_virtual
 from icechunk_async.spark.ingest import ingest as ingest_module
+from icechunk_async.spark.ingest import tasks as tasks_module
 from icechunk_async.spark.ingest.scan import SourceState
-from icechunk_async.spark.ingest.tasks import ScanOptions, load_values, scan_source
+from icechunk_async.spark.ingest.source import list_folder
+from icechunk_async.spark.ingest.tasks import (
+    FileWork,
+    ScanOptions,
+    load_values,
+    look_at_files,
+    scan_source,
+)
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import run_job
 from icechunk_async.zarr.virtual.kerchunk import location_of
@@ -69,19 +79,25 @@ def ingest(repo: Repository, files: list[str], **options: Any) -> list[str]:
     return found
 
 
-def test_unchanged_files_are_looked_at_in_few_tasks(
-    repo: Repository, sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rerun costs what changed: only that is scanned, and starting tasks takes Spark longest."""
-    files = [write_store(sources / f"{it:02}.zarr", it) for it in range(32)]
-    jobs: list[tuple[str, list[int]]] = []
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
+    """The jobs that run: their phase, and the files of each task."""
+    found: list[tuple[str, list[int]]] = []
 
     def run(*args: Any, phase: str, **options: Any) -> Any:
         if args[2]:
-            jobs.append((phase, [len(it.files) for it in args[2]]))
+            found.append((phase, [len(it.files) for it in args[2]]))
         return run_job(*args, phase=phase, **options)
 
     monkeypatch.setattr(ingest_module, "run_job", run)
+    return found
+
+
+def test_unchanged_files_are_looked_at_in_few_tasks(
+    repo: Repository, sources: Path, jobs: list[tuple[str, list[int]]]
+) -> None:
+    """A rerun costs what changed: only that is scanned, and starting tasks takes Spark longest."""
+    files = [write_store(sources / f"{it:02}.zarr", it) for it in range(32)]
     assert ingest(repo, files) == ["ingested"] * 32
     assert jobs == [("scanning files", [1] * 32)]
     jobs.clear()
@@ -269,6 +285,52 @@ def test_references_are_ingested_again_when_what_they_refer_to_changed(
     make_newer(data)
     assert ingest(repo, [file]) == ["ingested"]
     assert read(repo, "k/v") == [2] * 4
+
+
+def test_no_job_looks_at_references_that_have_to_be_scanned(
+    repo: Repository, sources: Path, jobs: list[tuple[str, list[int]]]
+) -> None:
+    """Of kerchunk: only their contents say what they refer to. Others beside them are looked at."""
+    (sources / "data.bin").write_bytes(np.full(4, 1, "<i8").tobytes())
+    first = write_references(sources, as_parquet=False)
+    files = [str(sources / f"{number}.json") for number in range(12)]
+    for file in files:
+        shutil.copy(first, file)
+    assert ingest(repo, files) == ["ingested"] * 12
+    jobs.clear()
+    assert ingest(repo, files) == ["unchanged"] * 12
+    assert jobs == [("scanning files", [1] * 12)]
+    stores = [write_store(sources / f"store{it}.zarr", it) for it in range(12)]
+    ingest(repo, stores)
+    jobs.clear()
+    assert ingest(repo, [*files, *stores]) == ["unchanged"] * 24
+    looking, scanning = jobs
+    assert (looking[0], sum(looking[1])) == ("looking for changes", 12)
+    assert (scanning[0], sum(scanning[1])) == ("scanning files", 12)
+
+
+def test_few_folders_are_listed_at_a_time(
+    repo: Repository, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task holds the listings of these, and folders may have many objects."""
+    files = [location_of(write_store(sources / f"{it}.zarr", it), {}) for it in range(12)]
+    at_once: list[int] = []
+    listing = 0
+
+    async def listed(*args: Any) -> Any:
+        nonlocal listing
+        listing += 1
+        at_once.append(listing)
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        found = await list_folder(*args)
+        listing -= 1
+        return found
+
+    monkeypatch.setattr(tasks_module, "list_folder", listed)
+    work = FileWork(ScanOptions(), tuple((it, "old") for it in files))
+    SharedRepository.of(repo).ask(lambda native: look_at_files(native, work))
+    assert (len(at_once), max(at_once), listing) == (12, 4, 0)
 
 
 def test_an_index_is_scanned_again_when_its_file_changed(repo: Repository, sources: Path) -> None:

@@ -25,6 +25,7 @@ from icechunk_async.spark.ingest.tasks import (
     COLUMNS,
     FileWork,
     ScanOptions,
+    can_be_looked_at,
     look_at_files,
     scan_files,
 )
@@ -385,10 +386,11 @@ class _Ingest:
         """Scan files that have no entry or changed since; return the result for each location.
 
         Scanning a few is divided over many tasks. Most files of a rerun need no more than a look,
-        which takes less time than Spark takes to start a task: one task looks at many.
+        which takes less time than Spark takes to start a task: one task looks at many. Kerchunk
+        references are scanned at once.
         """
         files = [(location, None if it is None else it.stamp) for location, it in wanted]
-        listed = [it for it in files if it[1] is not None]
+        listed = [it for it in files if it[1] is not None and can_be_looked_at(it[0], self.options)]
         answers: dict[str, Answered] = {}
         if len(listed) > total_cores(self.spark):
             size = default_looks(self.spark, len(listed))

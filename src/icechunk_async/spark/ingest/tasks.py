@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import anyio
 import anyio.to_thread
 import numpy as np
 import zarr
@@ -41,6 +42,7 @@ __all__ = [
     "COLUMNS",
     "FileWork",
     "ScanOptions",
+    "can_be_looked_at",
     "load_values",
     "look_at_files",
     "scan_files",
@@ -51,6 +53,8 @@ COLUMNS: Final = "location string, stamp string, reason string, scanned binary, 
 _FOLDERS: Final = ("zarr", "tiledb")
 _FOLDER_ENDS: Final = ("/", ".parq", ".parquet")
 _AT_ONCE: Final = 32
+_FOLDERS_AT_ONCE: Final = 4
+"""The most listings at a time: each is in memory until it is complete, and may be long."""
 _MOST_LOADED_BYTES: Final = 64 << 20
 
 
@@ -95,18 +99,28 @@ async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str
     return columns_of(COLUMNS, rows)
 
 
+def can_be_looked_at(location: str, options: ScanOptions) -> bool:
+    """Return whether less than a scan can tell that a file did not change."""
+    return _kind_of(location, options) != "kerchunk"
+
+
 async def look_at_files(repository: AsyncRepository, work: FileWork) -> Mapping[str, Sequence[Any]]:
     """Return `COLUMNS`, with a stamp for files that did not change and none for all others.
 
     The others have to be scanned, which says why if it cannot be done.
     """
     virtual = repository.engine.virtual
+    listings = anyio.Semaphore(_FOLDERS_AT_ONCE)
 
     async def look(file: tuple[str, str | None]) -> tuple[Any, ...]:
         location, known = file
         began = time.monotonic()
         try:
-            stamp = await _stamp_of(virtual, location, work.options)
+            if _kind_of(location, work.options) in _FOLDERS:
+                async with listings:
+                    stamp = (await list_folder(virtual, location)).state.stamp
+            else:
+                stamp = await _stamp_of(virtual, location, work.options)
         except Exception:  # noqa: BLE001 -- the scan will say
             stamp = None
         found = stamp if stamp == known else None
@@ -115,15 +129,10 @@ async def look_at_files(repository: AsyncRepository, work: FileWork) -> Mapping[
     return columns_of(COLUMNS, await bounded_map(look, work.files, limit=_AT_ONCE))
 
 
-async def _stamp_of(virtual: VirtualChunks, location: str, options: ScanOptions) -> str | None:
-    """Return the stamp that `scan_source` would; None if that needs more than a look."""
-    kind = _kind(location) if options.kind == "auto" else options.kind
-    if kind == "kerchunk":
-        return None
-    if kind in _FOLDERS:
-        return (await list_folder(virtual, location)).state.stamp
+async def _stamp_of(virtual: VirtualChunks, location: str, options: ScanOptions) -> str:
+    """Return the stamp that `scan_source` would, of a file that `can_be_looked_at`."""
     source = await Source.open(virtual, location)
-    if kind == "grib-index":
+    if _kind_of(location, options) == "grib-index":
         return f"{source.state.stamp}+{(await grib_file(source)).state.stamp}"
     return source.state.stamp
 
@@ -142,7 +151,7 @@ async def scan_source(
     either; a listing for a Zarr store or a TileDB array. Kerchunk references are always read, with
     one request for each object that they refer to.
     """
-    kind = _kind(location) if options.kind == "auto" else options.kind
+    kind = _kind_of(location, options)
     if kind in _FOLDERS or (kind == "kerchunk" and location.endswith(_FOLDER_ENDS)):
         stamp, found = await _scan_folder(virtual, location, kind, options, known)
         if found is None:
@@ -187,8 +196,10 @@ async def _scan_folder(
     return stamp, await scan_zarr(virtual, listing)
 
 
-def _kind(location: str) -> Kind:
-    """Return the kind of a source by its name; other names are those of HDF5 or NetCDF."""
+def _kind_of(location: str, options: ScanOptions) -> Kind:
+    """Return the kind of a source, if need be by its name; others are HDF5 or NetCDF."""
+    if options.kind != "auto":
+        return options.kind
     name = location.rstrip("/").rpartition("/")[2].lower()
     if name.endswith((".json", ".parq", ".parquet")):
         return "kerchunk"
