@@ -2934,7 +2934,9 @@ class Repository:
         replaced, and read and write each new object once. The first copy of a whole repository, one
         that continues another, and those of format version 1 list both sides instead. ``paths`` and
         ``shallow`` read each new snapshot twice, and each manifest that it needs and earlier ones
-        did not once, and write those that differ; ``shallow`` touches no chunk. Memory: 256 MiB, or
+        did not once, and write those that differ; ``shallow`` touches no chunk. Statistics of
+        chunks come with copies of all branches and paths that list, and with later ones if commits
+        keep statistics, for two listings. Memory: 256 MiB, or
         one object if that is larger, and 12 bytes a chunk that is copied.
 
         Cancellation: the destination shows what it did before, or the new state (in format

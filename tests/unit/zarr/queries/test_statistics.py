@@ -21,10 +21,13 @@ from icechunk_async.config import (
     RepositoryConfig,
     VirtualChunkContainer,
 )
-from icechunk_async.errors import FormatError
+from icechunk_async.engine.upkeep.copying.copy import copy_repository
+from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.ids import NodeId, StatisticsId
 from icechunk_async.format.statistics import ChunkStatistics, joined, row_type
+from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository as BlockingRepository
+from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.zarr.queries import analyze as analyzing
 from icechunk_async.zarr.queries.aggregate import aggregate
 from tests.helpers import examples, memory_url, objects, write
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from icechunk_async import Session
+    from icechunk_async.storage import RangeRequest, Retrieved
 
 VALUES = np.arange(12, dtype="i8")
 
@@ -207,16 +211,64 @@ async def test_collection_leaves_names_alone_that_are_not_ours(analyzed: Reposit
     assert await stored(analyzed) == [it for it in before if it != f"statistics/{name}"]
 
 
-async def test_copies_leave_statistics_behind(analyzed: Repository) -> None:
-    """They can be made again, and nothing in the copy needs them."""
+async def test_copies_have_statistics(analyzed: Repository) -> None:
+    """A copy keeps the ids of arrays and all bytes; so it reads no chunk either."""
     target = memory_url()
     await analyzed.copy_to(target)
     async with Repository.open(target) as copy:
-        assert await stored(copy) == []
+        assert await stored(copy) == await stored(analyzed) != []
         assert (await copy.verify()).is_healthy
+        assert await reads(await copy.readonly_session("main")) == (66, 0)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_copies_that_follow_have_them_if_commits_make_them(*, keeps: bool) -> None:
+    """Otherwise nothing is listed, and chunks that are new there are unknown."""
+    target = memory_url()
+    async with Repository.create(memory_url(), config=NO_INLINE) as repository:
+        await repository.keep_statistics(enabled=keeps)
+        await commit_array(repository, VALUES, (3,))
+        await repository.analyze()
+        await repository.copy_to(target)
+        session = await repository.writable_session("main")
+        array = await za.open_array(store=session.store, path="a", mode="r+")
+        await array.setitem(slice(0, 3), -1)
+        await session.commit("one chunk is new")
+        await repository.copy_to(target)
+    async with Repository.open(target) as copy:
+        assert await reads(await copy.readonly_session("main")) == (60, 0 if keeps else 1)
+
+
+@pytest.mark.parametrize("part", [{"refs": ["main"]}, {"paths": ["/a"]}])
+async def test_copies_of_a_part_tell_nothing_of_the_rest(
+    analyzed: Repository, part: dict[str, Any]
+) -> None:
+    """Statistics are about values, and what belongs to the part is not known."""
+    target = memory_url()
+    await analyzed.copy_to(target, **part)
+    async with Repository.open(target) as copy:
+        assert await stored(copy) == []
         assert await reads(await copy.readonly_session("main")) == (66, 4)
         await copy.analyze()
         assert await reads(await copy.readonly_session("main")) == (66, 0)
+
+
+class _Joining(WrappedStorage):
+    """Lists statistics that are gone when they are read."""
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        if key.startswith("statistics/"):
+            raise ObjectNotFoundError("joined with others")
+        return await super().get(key, byte_range)
+
+
+async def test_statistics_that_vanish_meanwhile_stop_no_copy(analyzed: Repository) -> None:
+    """Of an analysis that joins them, for example."""
+    target = memory_url()
+    async with open_storage(target) as destination:
+        await copy_repository(_Joining(analyzed.storage), destination)
+    async with Repository.open(target) as copy:
+        assert await reads(await copy.readonly_session("main")) == (66, 4)
 
 
 async def test_many_objects_are_joined(

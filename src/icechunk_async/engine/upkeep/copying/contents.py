@@ -16,6 +16,7 @@ __all__ = [
     "MARK",
     "SAME_IN_ALL",
     "SNAPSHOTS",
+    "STATISTICS",
     "SUMS",
     "TRANSACTIONS",
 ]
@@ -31,11 +32,11 @@ FOLDERS: Final = (CHUNKS, MANIFESTS, SUMS, TRANSACTIONS, SNAPSHOTS, LOG)
 """The folders that are copied, in the order of copying: what refers to others comes after them. The
 references come last of all."""
 
-LEFT_BEHIND: Final = ("leases/", "collections/", "copies/", STATISTICS, PROPOSALS)
+LEFT_BEHIND: Final = ("leases/", "collections/", "copies/", PROPOSALS)
 """Folders that say something about one place and nothing about its copy: sessions that are open
 there, collections of garbage that ran there, what copies put there, and proposals, whose states no
-branch holds. And statistics of chunks, which are found by their array and not by snapshot, and can
-be made again."""
+branch holds. `STATISTICS` are in neither list: they are found by their array and not by snapshot,
+so that only copies of all branches and arrays may have them, and nothing needs them."""
 
 MARK: Final = "copies/state.json"
 """In the destination: what copies have put there. It tells a copy, which may be replaced by a newer

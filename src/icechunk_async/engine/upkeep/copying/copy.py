@@ -19,6 +19,7 @@ from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.history.outcomes import read_if_there
+from icechunk_async.engine.history.settings import OwnSettings
 from icechunk_async.engine.open import Request as OpenRequest
 from icechunk_async.engine.open import as_snapshot_id, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
@@ -241,7 +242,8 @@ async def copy_repository(
     Cost: three requests if nothing changed, and with format version 1 those of reading the
     references. Else see `find_needs`, and for snapshots that are derived `Deriving.bring`; or if
     this is the first copy of a whole repository, an earlier one was interrupted, or with format
-    version 1, both storages are listed. Each object that is missing is read and written once.
+    version 1, both storages are listed. Each object that is missing is read and written once. If
+    a whole repository keeps statistics of chunks with its commits, these are listed.
     Memory: at most 256 MiB of objects, or one object if that is larger, and 12 bytes for each
     chunk that is copied.
 
@@ -519,7 +521,10 @@ class _Copying:
         """Copy what the plan needs; return False if the source lost some of it meanwhile."""
         follows = there is not None and there.spec_version > 1
         if plan.snapshots is None or (self._selection.is_whole and not follows):
-            return await self._copy_listed(state)
+            whole = await self._copy_listed(state)
+            if whole:
+                await self._copy_statistics()
+            return whole
         known = there.info if there is not None and follows else None
         needs = await self._needs(state, plan, known)
         listing = (known is None and state.spec_version == 1) or mark.interrupted(there)
@@ -537,6 +542,8 @@ class _Copying:
             await self._copy_log(state.info, known, listing=listing or mark.selection != _WHOLE_KEY)
         if not whole:
             return await self._lost(state, plan)
+        if self._selection.is_whole and OwnSettings.stored_in(state.info).statistics:
+            await self._copy_statistics()
         for key, data in (plan.rewritten or {}).items():
             await self._destination.put(key, data)
             self._transfer.count(len(data))
@@ -627,6 +634,10 @@ class _Copying:
             await self._transfer.by_listing(contents.LOG)
         else:
             await self._transfer.by_key([backup_key(name) for name in names])
+
+    async def _copy_statistics(self) -> None:
+        """Copy statistics of chunks. Some may vanish meanwhile, as analysis joins them."""
+        await self._transfer.by_listing(contents.STATISTICS)
 
     async def _copy_listed(self, state: References) -> bool:
         """Copy all that is there; return False if the source lost some of it meanwhile."""
