@@ -1,9 +1,12 @@
-"""Deletions and copies, which aiobotocore sends."""
+"""Deletions and copies."""
 
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import TYPE_CHECKING, Any, Final
+from xml.etree.ElementTree import ParseError
+from xml.sax.saxutils import escape
 
 from icechunk_async.errors import (
     IcechunkError,
@@ -11,8 +14,16 @@ from icechunk_async.errors import (
     PreconditionFailedError,
 )
 from icechunk_async.storage import DeleteFailure, Version
+from icechunk_async_s3.documents import fields_of, parse, tag_of
 from icechunk_async_s3.failures import LostReplyError, Refusal, explain
-from icechunk_async_s3.transport import RefusedError, condition, is_etag, version_of
+from icechunk_async_s3.signing import checksum_header, encode_key
+from icechunk_async_s3.transport import (
+    COPY_SOURCE,
+    RefusedError,
+    condition,
+    is_etag,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +39,10 @@ _TOO_LARGE: Final = frozenset({"InvalidRequest", "EntityTooLarge"})
 KEYS_A_DELETION: Final = 1000
 """As many as the service deletes in one request."""
 _NOT_IN_XML: Final = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
+_NAMESPACE: Final = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+_CHECKSUM: Final = "crc32"
 _NO_BATCHES: Final = frozenset({"NotImplemented", "MethodNotAllowed", "UnsupportedOperation"})
+_ETAG_OF_COPY: Final = re.compile(rb"<ETag>([^<]{0,600})</ETag>")
 _GONE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
 
 
@@ -57,9 +71,14 @@ class Changer:
 
     async def _delete_batch(self, batch: list[str], keys: dict[str, str]) -> list[DeleteFailure]:
         asked = f"deleting {len(batch)} objects in"
-        wanted = {"Objects": [{"Key": full} for full in batch], "Quiet": True}
+        body = _wanted(batch)
+        # S3 demands a checksum of what is to be deleted, however the request is signed.
+        name, value = checksum_header(_CHECKSUM, body)
+        headers = {"content-type": "application/xml", name: value}
         try:
-            answer = await self._delete("delete_objects", asked, Delete=wanted)
+            answer = await self._delete(
+                "POST", "", asked, query=(("delete", ""),), headers=headers, body=body
+            )
         except RefusedError as error:
             refusal = error.refusal
             if refusal.code in _NO_BATCHES or refusal.status in (405, 501):
@@ -71,12 +90,14 @@ class Changer:
             return [DeleteFailure(keys[full], failure) for full in batch]
         return list(self._failures(answer, keys))
 
-    def _failures(self, answer: dict[str, Any], keys: dict[str, str]) -> Iterator[DeleteFailure]:
-        for item in answer.get("Errors", ()):
-            code, message = str(item.get("Code", "")), str(item.get("Message", ""))[:300]
-            if code in _GONE or item.get("Key") not in keys:
+    def _failures(
+        self, answer: list[dict[str, str]], keys: dict[str, str]
+    ) -> Iterator[DeleteFailure]:
+        for item in answer:
+            code, message = item.get("Code", ""), item.get("Message", "")[:300]
+            key = keys.get(item.get("Key", ""))
+            if code in _GONE or key is None:
                 continue
-            key = keys[item["Key"]]
             status = 403 if code == "AccessDenied" else 200
             refusal = Refusal(status, code, message)
             error = explain(refusal, f"deleting {key!r} in", self._transport.place, key=key)
@@ -85,7 +106,7 @@ class Changer:
     async def _delete_one(self, full: str, key: str) -> list[DeleteFailure]:
         asked = f"deleting {key!r} in"
         try:
-            await self._delete("delete_object", asked, Key=full)
+            await self._delete("DELETE", full, asked)
         except RefusedError as error:
             if error.refusal.code in _GONE:
                 return []
@@ -96,17 +117,27 @@ class Changer:
             return [DeleteFailure(key, failure)]
         return []
 
-    async def _delete(self, operation: str, asked: str, **parameters: object) -> dict[str, Any]:
-        """Send once, because a late repetition could delete an object written in between."""
+    async def _delete(
+        self, method: str, full: str, asked: str, **request: Any
+    ) -> list[dict[str, str]]:
+        """Send once, because a late repetition could delete an object written in between.
+
+        Returns: what the server could not delete, in its words.
+        """
         try:
-            return await self._transport.call(operation, asked, **parameters)
+            reply = await self._transport.send(method, full, asked=asked, **request)
         except LostReplyError as error:
             raise self._in_doubt(asked, str(error)) from error
-        except RefusedError as error:
-            refusal = error.refusal
-            if refusal.is_doubtful and refusal.status != 501:
-                raise self._in_doubt(asked, f"the server answered {refusal.said}") from error
-            raise
+        refusal = await self._transport.refusal(reply)
+        if 200 <= reply.status < 300:
+            try:
+                return _errors(bytes(reply.body))
+            except (ParseError, ValueError) as error:
+                why = f"the server answered {refusal.said}, which is no result ({error})"
+                raise self._in_doubt(asked, why) from error
+        if refusal.is_doubtful and refusal.status != 501:
+            raise self._in_doubt(asked, f"the server answered {refusal.said}")
+        raise RefusedError(refusal)
 
     def _in_doubt(self, asked: str, why: str) -> OutcomeUnknownError:
         return OutcomeUnknownError(
@@ -120,21 +151,17 @@ class Changer:
         """Copy an object; the server does it, in one request."""
         key, full = source
         asked = f"copying {key!r} to {target[0]!r} in"
-        parameters: dict[str, Any] = {
-            "Key": target[1],
-            "CopySource": {"Bucket": self._transport.place.bucket, "Key": full},
-        }
+        origin = {"Bucket": self._transport.place.bucket, "Key": full}
+        headers: dict[str, str] = {}
         if version is not None:
             if not is_etag(version):
                 raise self._other_version(key, version)
             quoted = condition(version, quoted=self._options.quote_etags)
-            parameters["CopySourceIfMatch"] = quoted
-        if self._options.storage_class is not None:
-            parameters["StorageClass"] = self._options.storage_class
+            headers["x-amz-copy-source-if-match"] = quoted
         if full == target[1]:  # S3 refuses a copy onto itself that changes nothing
-            parameters["MetadataDirective"] = "REPLACE"
+            headers["x-amz-metadata-directive"] = "REPLACE"
         try:
-            done = await self._transport.call("copy_object", asked, **parameters)
+            etag = await self._copy(asked, origin, target[1], headers)
         except LostReplyError as error:
             raise self._unknown(asked, str(error)) from error
         except RefusedError as error:
@@ -145,17 +172,13 @@ class Changer:
             if refusal.is_doubtful:
                 raise self._unknown(asked, refusal.said) from error
             raise explain(refusal, asked, self._transport.place, key=key) from error
-        headers = {"etag": done["CopyObjectResult"].get("ETag", "")}
-        return version_of(headers, asked, self._transport.place)
+        return version_of({"etag": etag}, asked, self._transport.place)
 
     async def copy_from(self, key: str, origin: Mapping[str, str], target: str) -> bool:
         """Copy an object of another bucket; return False if it is too large for one request."""
         asked = f"copying {key!r} of bucket {origin['Bucket']!r} to"
-        parameters: dict[str, Any] = {"Key": target, "CopySource": origin}
-        if self._options.storage_class is not None:
-            parameters["StorageClass"] = self._options.storage_class
         try:
-            done = await self._transport.call("copy_object", asked, **parameters)
+            etag = await self._copy(asked, origin, target, {})
         except LostReplyError as error:
             raise self._unknown(asked, str(error)) from error
         except RefusedError as error:
@@ -165,9 +188,31 @@ class Changer:
                 raise self._unknown(asked, error.refusal.said) from error
             raise explain(error.refusal, asked, self._transport.place, key=key) from error
         # The status is sent before the work, so it alone proves nothing.
-        headers = {"etag": done["CopyObjectResult"].get("ETag", "")}
-        version_of(headers, asked, self._transport.place)
+        version_of({"etag": etag}, asked, self._transport.place)
         return True
+
+    async def _copy(
+        self, asked: str, origin: Mapping[str, str], target: str, headers: Mapping[str, str]
+    ) -> str:
+        """Let the server copy an object; return the copy's ETag, empty if it names none.
+
+        It is sent once: a copy that was repeated could be refused by its own condition, although it
+        landed.
+
+        Raises:
+            LostReplyError: no complete reply came; the copy may exist.
+            RefusedError: the server said no, in a reply that may begin as a success.
+            IcechunkError: nothing was sent.
+        """
+        named = {COPY_SOURCE: encode_key(f"{origin['Bucket']}/{origin['Key']}"), **headers}
+        if self._options.storage_class is not None:
+            named["x-amz-storage-class"] = self._options.storage_class
+        reply = await self._transport.send("PUT", target, headers=named, asked=asked)
+        body = bytes(reply.body)
+        if reply.status != 200 or b"<Error>" in body:
+            raise RefusedError(await self._transport.refusal(reply))
+        etag = _ETAG_OF_COPY.search(body)
+        return "" if etag is None else unescape(etag[1].decode("utf-8", "replace"))
 
     def _other_version(self, key: str, version: Version) -> PreconditionFailedError:
         return PreconditionFailedError(
@@ -182,6 +227,26 @@ class Changer:
             f"{asked} {self._transport.place.url!r}: {why}; the copy may exist. Read it to know.",
             url=self._transport.place.url,
         )
+
+
+def _wanted(keys: Iterable[str]) -> bytes:
+    """Return the document that asks to delete objects, and to be told only of failures."""
+    objects = "".join([f"<Object><Key>{escape(key)}</Key></Object>" for key in keys])
+    return f"<Delete {_NAMESPACE}>{objects}<Quiet>true</Quiet></Delete>".encode()
+
+
+def _errors(body: bytes) -> list[dict[str, str]]:
+    """Return the failures in a result.
+
+    Raises:
+        ParseError, ValueError: it is not a result.
+    """
+    if not body.strip():
+        return []
+    root = parse(body)
+    if tag_of(root) == "Error":  # inside a success
+        raise ValueError("it is an error")
+    return [fields_of(child) for child in root if tag_of(child) == "Error"]
 
 
 def _batches(keys: list[str]) -> Iterable[list[str]]:

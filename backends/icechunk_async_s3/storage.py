@@ -10,8 +10,9 @@ from icechunk_async.errors import UnsafeStorageError
 from icechunk_async.storage import Absent, ByteRange, Capabilities, StorageDescription
 from icechunk_async_s3.changing import Changer
 from icechunk_async_s3.connections import Connections
+from icechunk_async_s3.listing import walk
 from icechunk_async_s3.options import make_options, place_of
-from icechunk_async_s3.reading import Reader, walk
+from icechunk_async_s3.reading import Reader
 from icechunk_async_s3.transport import Transport, as_bytes, is_etag
 from icechunk_async_s3.writing import Writer, upload_copy
 

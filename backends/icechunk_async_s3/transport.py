@@ -1,9 +1,9 @@
-"""The transport: one signed request to one object over plain HTTP.
+"""The transport: one signed request to one object, or to the bucket, over plain HTTP.
 
-Reads, writes and looks at single objects go through aiohttp directly. aiobotocore needs several
-times the processor time of its HTTP library for each request, and it repeats requests by itself,
-which makes a conditional write that landed look refused. Rare operations (listing, deleting,
-copying, uploads in parts) still go through aiobotocore, see `Transport.call`.
+Requests go through aiohttp directly. aiobotocore needs several times the processor time of its HTTP
+library for each of them, and much more to take a listing apart; and it repeats requests by itself,
+which makes a conditional write that landed look refused. The requests about uploads in parts still
+go through aiobotocore, see `Transport.call`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     type Body = bytes | memoryview
 
 __all__ = [
+    "COPY_SOURCE",
     "RefusedError",
     "Reply",
     "Transport",
@@ -58,6 +59,7 @@ __all__ = [
     "version_of",
 ]
 
+COPY_SOURCE: Final = "x-amz-copy-source"
 _PIECE_BYTES: Final = 256 * 1024
 
 
@@ -123,6 +125,20 @@ class _Request:
     query: str
     body: Body
     into: memoryview | None
+    asked: str
+
+    def path(self, bucket: str) -> str:
+        """Return the path of what is asked for, given the bucket's, which ends in ``/``."""
+        if self.key:
+            return bucket + encode_key(self.key)
+        # As botocore sends it: without a slash after the bucket's name, since some servers would
+        # look for an object with an empty key.
+        return bucket.removesuffix("/") or "/"
+
+    @property
+    def is_upload(self) -> bool:
+        """Whether the body is an object, or a part of one."""
+        return self.method == "PUT" and COPY_SOURCE not in self.headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +169,18 @@ class Transport:
         query: tuple[tuple[str, str], ...] = (),
         body: Body = b"",
         into: memoryview | None = None,
+        asked: str = "",
     ) -> Reply:
         """Send one request once, or again with new credentials if those of a callback expired.
 
         Args:
             method: the verb, in capitals.
-            key: of the object, with the prefix.
+            key: of the object, with the prefix; empty for the bucket itself.
             headers: names in lower case.
             query: see `encode_query`.
             body: to be sent; nobody may change it before this returns or is cancelled.
             into: where to put the part of the object that comes, if it has exactly that length.
+            asked: beginning of the sentence for errors; by default about the object.
 
         Raises:
             LostReplyError: no complete reply came; the server may have acted.
@@ -171,7 +189,7 @@ class Transport:
         Cancellation: the server may have acted.
         """
         request = _Request(
-            method, key, headers or {}, encode_query(query) if query else "", body, into
+            method, key, headers or {}, encode_query(query) if query else "", body, into, asked
         )
         connection = await self._connections.here()
         for again in (True, False):
@@ -194,7 +212,9 @@ class Transport:
         key: str,
         headers: Mapping[str, str] | None = None,
         *,
+        query: tuple[tuple[str, str], ...] = (),
         into: memoryview | None = None,
+        asked: str = "",
     ) -> Reply:
         """Send a request that changes nothing; once more if the connection was stale.
 
@@ -202,16 +222,20 @@ class Transport:
             StorageUnavailableError: no complete answer came.
         """
         try:
-            return await self.send(method, key, headers=headers, into=into)
+            return await self.send(
+                method, key, headers=headers, query=query, into=into, asked=asked
+            )
         except LostReplyError as error:
             # A server closes connections that were idle, and the client finds out by using one:
             # that says nothing about the service. Silence does, and asking again would double it.
             if error.timed_out:
-                raise error.as_read(f"reading {key!r} in", self.place) from error
+                raise error.as_read(asked or f"reading {key!r} in", self.place) from error
         try:
-            return await self.send(method, key, headers=headers, into=into)
+            return await self.send(
+                method, key, headers=headers, query=query, into=into, asked=asked
+            )
         except LostReplyError as error:
-            raise error.as_read(f"reading {key!r} in", self.place) from error
+            raise error.as_read(asked or f"reading {key!r} in", self.place) from error
 
     async def call(self, operation: str, asked: str, **parameters: object) -> dict[str, Any]:
         """Run one operation on the bucket through aiobotocore.
@@ -280,7 +304,7 @@ class Transport:
         headers = {"host": wiring.route.host, **always, **request.headers}
         algorithm = self._options.checksum_algorithm
         payload = EMPTY_SHA256
-        if request.method == "PUT":
+        if request.is_upload:
             if algorithm is not None:
                 name, value = await _hashed(lambda: checksum_header(algorithm, body), body)
                 headers[name] = value
@@ -290,11 +314,13 @@ class Transport:
                 payload = UNSIGNED_PAYLOAD
             elif keys is not None:
                 payload = await _hashed(lambda: content_sha256(body), body)
+        elif body and keys is not None:
+            payload = content_sha256(body)
         if keys is None:
             return headers
         return sign(
             request.method,
-            wiring.route.path + encode_key(request.key),
+            request.path(wiring.route.path),
             request.query,
             headers,
             payload=payload,
@@ -306,14 +332,15 @@ class Transport:
     async def _exchange(
         self, request: _Request, connection: Connection, headers: dict[str, str]
     ) -> Reply:
-        url = connection.wiring.route.base_url + encode_key(request.key)
+        route = connection.wiring.route
+        url = route.base_url.removesuffix(route.path) + request.path(route.path)
         if request.query:
             url += "?" + request.query
         # Not signed, because intermediaries change them.
         headers["accept-encoding"] = "identity"
         headers["user-agent"] = self._options.user_agent or "icechunk-async"
         data = None
-        if request.method == "PUT":
+        if request.method in ("PUT", "POST"):
             headers["content-length"] = str(len(request.body))
             data = body_to_send(request.body)
         try:
@@ -323,7 +350,7 @@ class Transport:
                 headers=headers,
                 data=data,
                 allow_redirects=False,  # the signature is for this host, and not for another's eyes
-                proxy=connection.wiring.route.proxy,
+                proxy=route.proxy,
             ) as response:
                 return Reply(
                     response.status, response.headers, await receive(response, request.into)
@@ -333,7 +360,8 @@ class Transport:
             if isinstance(error, RuntimeError):  # ours, or aiohttp's word for a closed session
                 raise
             doing = "writing" if request.method == "PUT" else "reading"
-            sent = not_sent(error, f"{doing} {request.key!r} in", self.place)
+            asked = request.asked or f"{doing} {request.key!r} in"
+            sent = not_sent(error, asked, self.place)
             raise (lost(error) if sent is None else sent) from error
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.conformance import StorageConformance
-from icechunk_async_s3 import changing, reading
+from icechunk_async_s3 import changing, listing
+from icechunk_async_s3.signing import checksum_header
+from icechunk_async_s3.transport import Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -31,7 +33,7 @@ class OnServer(StorageConformance):
     def _small_pages(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ask for fewer keys a page, so that tests of paging need fewer; but in one of them."""
         if request.function.__name__ != "test_many_keys_are_listed_once_and_in_order":
-            monkeypatch.setattr(reading, "PAGE_KEYS", self.page_keys)
+            monkeypatch.setattr(listing, "PAGE_KEYS", self.page_keys)
             monkeypatch.setattr(changing, "KEYS_A_DELETION", self.page_keys)
 
     def undeletable(self, storage: Storage, key: str) -> AbstractAsyncContextManager[None]:
@@ -41,20 +43,24 @@ class OnServer(StorageConformance):
 
 @asynccontextmanager
 async def _keeping(storage: Any, key: str) -> AsyncIterator[None]:
-    events = (await (await storage._connections.here()).wiring.stock.client()).meta.events
+    transport = storage._transport
+    send = transport.send
 
-    def leave_out(params: dict[str, Any], **_: object) -> None:
-        objects = params["Delete"]["Objects"]
-        params["Delete"]["Objects"] = [it for it in objects if it["Key"] != key]
+    async def leave_out(method: str, full: str, **request: Any) -> Reply:
+        if method != "POST":
+            return cast("Reply", await send(method, full, **request))
+        body = request["body"].replace(f"<Object><Key>{key}</Key></Object>".encode(), b"")
+        name, value = checksum_header("crc32", body)
+        headers = {**request["headers"], name: value}
+        await send(method, full, **{**request, "body": body, "headers": headers})
+        failed = (
+            f"<Error><Key>{key}</Key><Code>AccessDenied</Code><Message>on purpose</Message></Error>"
+        )
+        return Reply(200, {}, f"<DeleteResult>{failed}</DeleteResult>".encode())
 
-    def say_so(parsed: dict[str, Any], **_: object) -> None:
-        parsed["Errors"] = [{"Key": key, "Code": "AccessDenied", "Message": "on purpose"}]
-
-    events.register("before-parameter-build.s3.DeleteObjects", leave_out)
-    events.register("after-call.s3.DeleteObjects", say_so)
+    transport.send = leave_out
     yield
-    events.unregister("before-parameter-build.s3.DeleteObjects", leave_out)
-    events.unregister("after-call.s3.DeleteObjects", say_so)
+    transport.send = send
 
 
 class TestMinistack(OnServer):

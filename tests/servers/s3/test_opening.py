@@ -75,7 +75,7 @@ def test_authorities_are_read_once(made: list[Stock]) -> None:
 
 
 async def test_reading_and_writing_make_no_client(made: list[Stock]) -> None:
-    """Listing does, once however many ask at the same time."""
+    """An upload in parts does, once however many ask at the same time."""
     await connections().here()
     assert len(made) == 1
     async with open_storage("s3://bucket", **NOWHERE) as storage:
