@@ -168,11 +168,13 @@ async def _collect(
         for part in parts:
             chunks.add(part)
 
-    leases = await spared_in(engine)
-    cutoff = leases.cutoff(cutoff)
-    statistics, (old, newest) = await gather(
-        Doomed.listed(engine.storage, cutoff), old_snapshots(engine.storage, cutoff)
+    asked = cutoff
+    leases, (statistics, (old, newest)) = await gather(
+        spared_in(engine), _old_objects(engine.storage, asked)
     )
+    cutoff = leases.cutoff(asked)
+    if cutoff < asked:  # less is old, because sessions have leases
+        statistics, (old, newest) = await _old_objects(engine.storage, cutoff)
     survey = Survey(
         engine.assets, chunk_ids, absorb, limits=limits, note=statistics.spare, progress=progress
     )
@@ -205,6 +207,7 @@ async def _collect(
     )
     tallies = {folder: Tally() for folder in FOLDERS}
     skipped: tuple[str, ...] = ()
+    await sweep.look_ahead(FOLDERS)
     for place, folder in enumerate(FOLDERS):
         await sweep.run(folder, keep[place], tallies[folder])
         # What could not be deleted still refers to objects in the later folders, and without those
@@ -215,8 +218,10 @@ async def _collect(
     gone = await statistics.delete(engine.storage, cutoff, dry_run=dry_run)
     if not dry_run:
         await remove_dead(engine.storage, leases, cutoff)
-    ended = await delete_ended(engine.storage, cutoff, dry_run=dry_run)
-    unfinished = await remove_unfinished(engine, cutoff, dry_run=dry_run)
+    ended, unfinished = await gather(
+        delete_ended(engine.storage, cutoff, dry_run=dry_run),
+        remove_unfinished(engine, cutoff, dry_run=dry_run),
+    )
     return _report(tallies, gone, ended, unfinished, skipped)
 
 
@@ -290,6 +295,12 @@ async def release(
     for gone in old - kept.snapshots:
         engine.assets.forget_snapshot(gone)
     return kept, past
+
+
+async def _old_objects(
+    storage: Storage, cutoff: datetime
+) -> tuple[Doomed, tuple[frozenset[SnapshotId], datetime]]:
+    return await gather(Doomed.listed(storage, cutoff), old_snapshots(storage, cutoff))
 
 
 async def old_snapshots(

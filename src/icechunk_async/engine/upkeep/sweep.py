@@ -18,7 +18,7 @@ from icechunk_async.storage import DeleteFailure, ObjectInfo
 from icechunk_async.storage.extensions import FolderListing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from datetime import datetime
 
     import numpy.typing as npt
@@ -154,6 +154,23 @@ class Sweep:
         self._dry_run = dry_run
         self._progress = progress
         self._folders = folders if isinstance(folders, FolderListing) else None
+        self._beginnings: dict[str, list[ObjectInfo]] = {}
+
+    async def look_ahead(self, folders: Sequence[str]) -> None:
+        """List the beginnings of folders at once, each as much as one request returns.
+
+        Most folders hold no more, and so their listings do not wait for each other. Objects are
+        deleted folder by folder even so. Where a listing reads the whole folder and waits for
+        nothing, as on local disks, this does nothing.
+        """
+        if self._side_by_side and self._folders is None:
+            found = await bounded_map(self._beginning_of, folders, limit=len(folders))
+            self._beginnings.update(zip(folders, found, strict=True))
+
+    async def _beginning_of(self, folder: str) -> list[ObjectInfo]:
+        listed = pages(self._storage, f"{folder}/")
+        async with closing(listed):
+            return await anext(listed, [])
 
     async def run(self, folder: str, keep: IdSet, tally: Tally) -> None:
         """Sweep a folder: its beginning alone, and if it is large, the rest concurrently."""
@@ -161,7 +178,8 @@ class Sweep:
             await self._by_name(self._folders, folder, keep, tally)
             return
         most = _FEW if self._side_by_side else None
-        last = await self._part(f"{folder}/", keep, tally, most=most)
+        beginning = self._beginnings.pop(folder, None)
+        last = await self._part(f"{folder}/", keep, tally, most=most, beginning=beginning)
         if last is None:
             return
         parts = [f"{folder}/{letter}" for letter in ALPHABET]
@@ -200,12 +218,17 @@ class Sweep:
         *,
         start_after: str | None = None,
         most: int | None = None,
+        beginning: list[ObjectInfo] | None = None,
     ) -> str | None:
-        """Sweep a part; return the last key if it stopped after ``most`` objects."""
+        """Sweep a part, whose ``beginning`` may be known.
+
+        Returns:
+            The last key if it stopped after ``most`` objects.
+        """
         seen = 0
         last = None
         garbage: _Garbage = []
-        listed = pages(self._storage, prefix, start_after=start_after)
+        listed = self._listed(prefix, start_after, beginning)
         async with closing(listed):
             async for page in listed:
                 if len(tally.failures) >= _MOST_FAILURES:
@@ -223,6 +246,19 @@ class Sweep:
                     break
         await self._delete(garbage, tally)
         return last
+
+    async def _listed(
+        self, prefix: str, start_after: str | None, beginning: list[ObjectInfo] | None
+    ) -> AsyncIterator[list[ObjectInfo]]:
+        if beginning is not None:
+            yield beginning
+            if len(beginning) < BATCH:
+                return
+            start_after = beginning[-1].key
+        listed = pages(self._storage, prefix, start_after=start_after)
+        async with closing(listed):
+            async for page in listed:
+                yield page
 
     async def _delete(self, garbage: _Garbage, tally: Tally) -> None:
         starts = range(0, len(garbage), BATCH)
