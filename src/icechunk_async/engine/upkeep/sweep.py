@@ -170,7 +170,9 @@ class Sweep:
     async def _beginning_of(self, folder: str) -> list[ObjectInfo]:
         listed = pages(self._storage, f"{folder}/")
         async with closing(listed):
-            return await anext(listed, [])
+            async for page in listed:
+                return page
+        return []
 
     async def run(self, folder: str, keep: IdSet, tally: Tally) -> None:
         """Sweep a folder: its beginning alone, and if it is large, the rest concurrently."""

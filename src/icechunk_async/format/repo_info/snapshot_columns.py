@@ -106,6 +106,21 @@ class SnapshotColumns:
         each = zip(rows.tolist(), found, snapshot_ids, strict=True)
         return [row if bytes(it) == wanted else None for row, it, wanted in each]
 
+    def older_than(self, moment_us: int) -> list[SnapshotId]:
+        """Return the ids of entries that have a parent and were written before a moment."""
+        times = self.tables.scalar(2, 8)
+        old = times < np.uint64(max(0, moment_us))
+        return SnapshotId.many(self.ids[old & (self.parent_column != NO_PARENT)].tobytes())
+
+    def children_of(self, rows: Sequence[int]) -> list[int]:
+        """Return the entries whose parent is in one of some rows, except those rows."""
+        chosen = np.zeros(len(self.tables), bool)
+        chosen[list(rows)] = True
+        parents = self.parent_column
+        found = (parents != NO_PARENT) & chosen[parents] & ~chosen
+        children: list[int] = np.flatnonzero(found).tolist()
+        return children
+
     def some(
         self, rows: Sequence[int]
     ) -> tuple[list[SnapshotId], list[SnapshotId | None], list[int], list[str]]:

@@ -249,6 +249,37 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
             found |= {it for it, row in rows if row is not None}
         return found
 
+    def older_than(self, moment_us: int) -> set[SnapshotId]:
+        """Return the ids of the entries that have a parent and were written before a moment."""
+        infos: Iterable[SnapshotInfo] = self._put.values()
+        found: set[SnapshotId] = set()
+        if self._table is not None and columns_pay(len(self._table)):
+            found.update(self._table.columns.older_than(moment_us))
+            found.difference_update(self._covered)
+        else:
+            infos = self.infos()
+        found.update(
+            it.id for it in infos if it.parent_id is not None and it.flushed_at < moment_us
+        )
+        return found
+
+    def children_of(self, parents: Collection[SnapshotId]) -> list[SnapshotInfo]:
+        """Return the entries whose parent is among some, and which are not among them."""
+        infos: Iterable[SnapshotInfo] = self._put.values()
+        found: list[SnapshotInfo] = []
+        if self._table is not None and columns_pay(len(self._table)):
+            rows = [it for it in self._table.find_each([*parents]) if it is not None]
+            covered = set(self._covered.values())
+            found = [
+                self._table.info(row)
+                for row in self._table.columns.children_of(rows)
+                if row not in covered
+            ]
+        else:
+            infos = self.infos()
+        found += [it for it in infos if it.parent_id in parents and it.id not in parents]
+        return found
+
     def __contains__(self, snapshot_id: object) -> bool:
         """Return whether a snapshot is listed."""
         if snapshot_id in self._put:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,9 +13,16 @@ from icechunk_async.engine.history.protocol import Expiration
 from icechunk_async.engine.history.ref_files.upkeep import cut_history
 from icechunk_async.engine.history.repo_info.edits import expire, release
 from icechunk_async.errors import FormatError
+from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.operations_log import Availability, RepoInitialized, RepoStatus, Update
-from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
+from icechunk_async.format.repo_info import (
+    RepoInfo,
+    SnapshotInfo,
+    Snapshots,
+    decode_repo_info,
+    encode_repo_info,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,3 +166,78 @@ def test_circular_ancestry_is_a_format_error() -> None:
     infos = {**circle.snapshots, name("a"): SnapshotInfo(name("a"), name("b"), 1, "")}
     with pytest.raises(FormatError, match="circle"):
         cut_history([name("b")], infos, 5)
+
+
+def random_history(seed: int, count: int) -> RepoInfo:
+    """Make a tree of snapshots, a few of which remember others that expired before."""
+    chance = Random(seed)
+    ids = [SnapshotId(chance.randbytes(12)) for _ in range(count)]
+    infos: dict[SnapshotId, SnapshotInfo] = {}
+    for time, it in enumerate(ids):
+        parent = ids[max(0, time - chance.choice((1, 1, 1, 1, 5)))] if time else None
+        pruned = tuple(SnapshotId(chance.randbytes(12)) for _ in range(chance.choice((0, 0, 2))))
+        infos[it] = SnapshotInfo(it, parent, chance.randrange(count), "message", (), pruned)
+    tips = chance.sample(ids, 3)
+    return RepoInfo(
+        {"main": ids[-1], "other": tips[0]},
+        {"tag": tips[1]},
+        frozenset(),
+        infos,
+        RepoStatus(Availability.ONLINE, 1),
+        (Update(RepoInitialized(), 1),),
+    )
+
+
+def stored(info: RepoInfo) -> RepoInfo:
+    """Return a repo info as read from its file."""
+    return decode_repo_info(Envelope(2, encode_repo_info(info)))
+
+
+@pytest.mark.parametrize("count", [5, 40, 300])
+@pytest.mark.parametrize("seed", range(5))
+def test_columns_of_a_file_expire_like_its_entries(seed: int, count: int) -> None:
+    """Also with entries on top of the file, and others of it that are gone."""
+    info = random_history(seed, count)
+    newest = SnapshotInfo(name("z"), info.branches["main"], count, "on top")
+    keep = frozenset(Random(seed).sample(sorted(info.snapshots), 2))
+    rule = Expiration(count // 2, delete_tags=True, delete_branches=True, keep=keep)
+    for half in (0, count // 4):
+        found: list[RepoInfo] = []
+        gone: list[frozenset[SnapshotId]] = []
+        for start in (info, stored(info)):
+            first, _ = expire(start, replace(rule, older_than_us=half))
+            snapshots = Snapshots.of(first.snapshots).edited([newest])
+            on_top = replace(first, snapshots=snapshots, branches={"main": newest.id})
+            next_info, dropped = expire(on_top, rule)
+            found.append(next_info)
+            gone.append(dropped)
+        plain, by_column = found
+        assert gone[0] == gone[1]
+        assert {it.id: it for it in by_column.snapshots.values()} == dict(plain.snapshots)
+        assert by_column.tags == plain.tags
+        assert by_column.branches == plain.branches
+        released = [release(it, frozenset(info.snapshots)) for it in found]
+        assert dict(released[0].snapshots) == dict(released[1].snapshots)
+
+
+def test_expiration_takes_few_calls_a_snapshot() -> None:
+    """Most of a history is looked at as columns."""
+    count = 1000
+    ids = [SnapshotId(number.to_bytes(12)) for number in range(count)]
+    parents = [None, *ids]
+    infos = {it: SnapshotInfo(it, parents[at], at, "x") for at, it in enumerate(ids)}
+    info = stored(replace(history("a", "a"), snapshots=infos, branches={"main": ids[-1]}))
+    calls = 0
+
+    def note(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        _, dropped = expire(info, Expiration(count))
+    finally:
+        sys.setprofile(before)
+    assert len(dropped) == count - 2
+    assert calls < 2 * count

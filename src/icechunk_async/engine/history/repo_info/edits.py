@@ -406,11 +406,7 @@ def expire(info: RepoInfo, rule: Expiration) -> tuple[RepoInfo, frozenset[Snapsh
     Raises:
         FeatureDisabledError: tags would go, and the repository forbids to delete tags.
     """
-    old = {
-        it.id
-        for it in info.snapshots.values()
-        if it.parent_id is not None and it.flushed_at < rule.older_than_us
-    } - rule.keep
+    old = Snapshots.of(info.snapshots).older_than(rule.older_than_us) - rule.keep
     tags, branches = info.tags, info.branches
     if rule.delete_tags:
         tags = {name: tip for name, tip in tags.items() if tip not in old}
@@ -442,12 +438,12 @@ def _drop(
     """
     if not dropped:
         return info
+    snapshots = Snapshots.of(info.snapshots)
     adopted = [
         _with_other_parent(info, it, dropped, to_root=to_root, anchors=anchors)
-        for it in info.snapshots.values()
-        if it.parent_id in dropped and it.id not in dropped
+        for it in snapshots.children_of(dropped)
     ]
-    return replace(info, snapshots=Snapshots.of(info.snapshots).edited(adopted, dropped))
+    return replace(info, snapshots=snapshots.edited(adopted, dropped))
 
 
 def _with_other_parent(
@@ -459,14 +455,25 @@ def _with_other_parent(
     anchors: frozenset[SnapshotId],
 ) -> SnapshotInfo:
     """Give a snapshot another parent; it remembers the logs of all between, oldest first."""
-    _, *passed = info.ancestry(orphan.id)
-    places = [place for place, it in enumerate(passed) if it.id not in dropped]
+    # By the column: an object for each of a long history would take most of an expiration.
+    passed: list[SnapshotId] = []
+    pruned: list[tuple[SnapshotId, ...]] = []
+    for page in info.ancestry_pages(orphan.id):
+        if isinstance(page, list):
+            passed += [it.id for it in page]
+            pruned += [it.pruned_ancestor_logs for it in page]
+        else:
+            passed += page.id
+            pruned += page.pruned_ancestor_logs
+    del passed[0], pruned[0]  # the orphan
+    places = [place for place, it in enumerate(passed) if it not in dropped]
     parent = None
     if places:
-        anchored = (place for place in places if passed[place].id in anchors)
+        anchored = (place for place in places if passed[place] in anchors)
         place = next(anchored, places[-1]) if to_root else places[0]
-        parent, passed = passed[place].id, passed[:place]
-    logs = [log for it in reversed(passed) for log in (*it.pruned_ancestor_logs, it.id)]
+        parent, passed, pruned = passed[place], passed[:place], pruned[:place]
+    between = zip(reversed(passed), reversed(pruned), strict=True)
+    logs = [log for it, older in between for log in (*older, it)]
     logs += orphan.pruned_ancestor_logs
     return replace(orphan, parent_id=parent, pruned_ancestor_logs=tuple(logs))
 
