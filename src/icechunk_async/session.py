@@ -347,10 +347,11 @@ class _Hierarchy(ABC):
         change the cost and not the result.
 
         Args:
-            path: the array: numbers of up to 64 bits, truth values, times or durations, in a
-                regular grid.
+            path: the array: numbers of up to 64 bits, truth values, times, durations or text, in
+                a regular grid.
             function: what to return. The sum of integers is exact; floats are added in doubles.
-                The variance and the standard deviation are those of all values (``ddof=0``).
+                Text has ``count``, ``min`` and ``max``, in the order of code points. The variance
+                and the standard deviation are those of all values (``ddof=0``).
             where: conditions joined by ``and``, as in SQL, on this array and on arrays beside it
                 along its dimensions, such as ``"t2m > 320 and lat between 40 and 60"``.
             region: a slice for each of the first axes; None for the whole array.
@@ -368,7 +369,8 @@ class _Hierarchy(ABC):
         Cost: one request for each manifest of the array that is not cached, one listing, one
         request for each object with its statistics, and one for each chunk that is read; as much
         for other arrays in ``where``, of which those with one axis are read. Memory for 256 MiB of
-        decoded chunks or one larger chunk, and some 700 bytes for each chunk of the array.
+        decoded chunks or one larger chunk (a text of any length is taken for 128 bytes), and some
+        700 bytes for each chunk of the array.
         """
         from icechunk_async.zarr.queries.aggregate import aggregate  # noqa: PLC0415 -- on use
 

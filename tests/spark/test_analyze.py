@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 
 def fill(repository: Repository) -> None:
-    """Commit two arrays of numbers in ten and five chunks, and one of text."""
+    """Commit numbers in ten and five chunks, an array of text, and one of complex numbers."""
     session = repository.writable_session("main")
     group = zarr.create_group(session.store)
     for name, size in (("a", 10), ("b", 20)):
         array = group.create_array(name, shape=(100,), chunks=(size,), dtype="f8")
         array[:] = np.arange(100.0)
-    group.create_array("words", shape=(2,), chunks=(2,), dtype="str")[:] = ["x", "y"]
+    group.create_array("words", shape=(2,), chunks=(2,), dtype="str")[:] = ["x", "y" * 40]
+    group.create_array("waves", shape=(2,), chunks=(2,), dtype="c16")[:] = [1j, 2j]
     session.commit("numbers")
 
 
@@ -54,17 +55,17 @@ def test_every_chunk_has_statistics_after_the_job(
     assert known(repository) == [(99.0, 10), (99.0, 5)]
     report = analyze(spark, repository, tasks=4)
     result = report.result
-    assert (result.arrays, result.chunks, result.known) == (2, 15, 0)
+    assert (result.arrays, result.chunks, result.known) == (3, 16, 0)
     assert result.bytes_read > 0
     assert len(result.left_out) == 1
-    assert "words" in result.left_out[0]
+    assert "waves" in result.left_out[0]
     rows = report.table.to_pylist()
-    assert sum(row["chunks"] for row in rows) == 15
-    assert {row["array"] for row in rows} == {"/a", "/b"}
+    assert sum(row["chunks"] for row in rows) == 16
+    assert {row["array"] for row in rows} == {"/a", "/b", "/words"}
     assert sum(row["bytes_read"] for row in rows) == result.bytes_read
     assert known(repository) == [(99.0, 0), (99.0, 0)]
     again = analyze(spark, repository)
-    assert (again.result.chunks, again.result.known) == (0, 15)
+    assert (again.result.chunks, again.result.known) == (0, 16)
     assert again.table.num_rows == 0
 
 
@@ -99,8 +100,8 @@ def test_the_objects_of_many_tasks_are_joined(
     """A query reads each object of an array."""
     monkeypatch.setattr(analyzing, "_MOST_OBJECTS", 3)
     fill(repository)
-    analyze(session_here(), repository, tasks=15)
-    assert len(list(tmp_path.rglob("statistics/*"))) == 2
+    analyze(session_here(), repository, tasks=16)
+    assert len(list(tmp_path.rglob("statistics/*"))) == 3
     assert known(repository) == [(99.0, 0), (99.0, 0)]
 
 

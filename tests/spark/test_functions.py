@@ -50,6 +50,7 @@ def directory(spark: SparkSession, tmp_path: Path) -> Path:
         "far": ("x", np.array(["30000-01-01", "2020-02-01"], "M8[s]")),
         "lasts": ("x", np.array([1, 3], "m8[h]")),
         "none": ("x", [np.nan, np.nan]),
+        "word": ("x", np.array(["é" * 40, "z"], object)),
     }
     session = repository.writable_session("main")
     raw = {"when", "far", "lasts"}  # as times of NumPy, not of CF
@@ -84,6 +85,9 @@ def directory(spark: SparkSession, tmp_path: Path) -> Path:
         ("when", "min", datetime(2020, 1, 1, 12)),
         ("lasts", "sum", timedelta(hours=4)),
         ("none", "max", None),
+        ("word", "max", "é" * 40),
+        ("word", "min", "z"),
+        ("word", "count", 2),
     ],
 )
 def test_an_aggregate_is_a_value_of_its_type(
@@ -169,6 +173,7 @@ def test_what_cannot_be_asked_is_refused_before_tasks(spark: SparkSession, direc
     refused = {
         f"icechunk_aggregate('{directory}', 't', 'maximum')": "There is no aggregate 'maximum'",
         f"icechunk_aggregate('{directory}', 'when', 'sum')": "times, which have no sum",
+        f"icechunk_aggregate('{directory}', 'word', 'sum')": "text, which has no sum",
         f"icechunk_aggregate('{directory}', 'y', 'max')": "'/y'",
         f"icechunk_aggregate('{directory}', 't', 'max', where => 't <')": "where",
         f"read_icechunk('{directory}', version => 'v9')": "v9",

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xarray as xr
+import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, IsNull, LessThan, Not
@@ -24,6 +25,7 @@ from icechunk_async.sync.xarray import to_icechunk
 from tests.helpers import examples
 from tests.spark.tables import make_reader, plan, read
 from tests.spark.test_conditions import columns as column_values
+from tests.unit.arrow.queries import keep_only, objects_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,8 +114,6 @@ def test_a_chunk_is_kept_wherever_a_value_in_it_matches() -> None:
     """All types and operators of SQL; and it is left out where the bounds exclude all literals."""
     left_out = 0
     for name, column in column_values(nan_as_null=True).items():
-        if name == "word":
-            continue
         literals = [it for it in column.to_pylist() if it is not None][:6]
         for start in range(0, 12, 3):
             chunk = column.slice(start, 3)
@@ -135,6 +135,66 @@ def test_a_chunk_is_kept_wherever_a_value_in_it_matches() -> None:
                     assert kept or not matches, (name, op, it, chunk)
                     left_out += not kept
     assert left_out > 300
+
+
+LAST = "\U0010ffff"
+WORDS = sorted(
+    ["", "a", "a\0", "a\0b", "é", "\ue000", "\U00010000", LAST, LAST * 9, "N/A", "N/B"]
+    + [f"{'x' * many}{tail}" for many in (31, 40) for tail in ("", "b", "é", "1", "2")]
+)
+
+
+def words(place: Path, kind: str) -> str:
+    """Commit texts, four to a chunk, and analyze them."""
+    repository = Repository.create(
+        local_filesystem_storage(str(place)), RepositoryConfig(inline_chunk_threshold_bytes=0)
+    )
+    session = repository.writable_session("main")
+    array = zarr.create_array(
+        session.store,
+        name="v",
+        shape=(len(WORDS),),
+        chunks=(4,),
+        dtype="U41" if kind == "fixed" else "str",
+        dimension_names=("x",),
+        attributes={"missing_value": "N/A"},
+    )
+    array[:] = np.array(WORDS, np.dtypes.StringDType())
+    session.commit("words")
+    repository.analyze()
+    return place.as_uri()
+
+
+@pytest.mark.parametrize("kind", ["fixed", "any"])
+def test_rows_with_text_are_those_of_all_rows(tmp_path: Path, kind: str) -> None:
+    """Of all comparisons with all texts; most of them need some chunks only."""
+    url = words(tmp_path / "words", kind)
+    whole = read(url)
+    column, rows = whole["v"].combine_chunks(), whole.to_pylist()
+    assert column.null_count == 1
+    parts = 0
+    for op in ("=", "<=", ">", "!=", "in", "not in"):
+        for literal in WORDS:
+            text = f"('{literal}', 'é')" if "in" in op else f"'{literal}'"
+            given = (literal, "é") if "in" in op else (literal,)
+            mask = fulfilled(column, Predicate("v", op, given), exact=True)
+            wanted = [row for row, keeps in zip(rows, mask, strict=True) if keeps]
+            reader = make_reader(url, where=f"v {op} {text}")
+            parts += sum(len(part.boxes) for part in plan(reader))
+            found = read(url, where=f"v {op} {text}").to_pylist()
+            assert sorted(found, key=lambda row: row["x"]) == wanted, (op, literal)
+    assert parts < len(WORDS) * 6 * 4
+
+
+def test_chunks_whose_text_cannot_match_are_not_read(tmp_path: Path) -> None:
+    """They are gone; nothing is known where no text follows the begin of the greatest."""
+    url = words(tmp_path / "words", "any")
+    at = WORDS.index("\ue000")
+    repository = Repository.open(local_filesystem_storage(str(tmp_path / "words")))
+    kept = objects_of(repository, "/v", lambda it: it[0] in {at // 4, len(WORDS) // 4})
+    keep_only(tmp_path / "words", kept)
+    assert read(url, where="v = '\ue000'")["x"].to_pylist() == [at]
+    assert read(url, where=f"v >= '\ue000' and v < '{LAST}'")["x"].to_pylist() == [at, at + 1]
 
 
 @pytest.fixture

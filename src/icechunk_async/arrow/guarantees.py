@@ -26,9 +26,11 @@ from icechunk_async.arrow.table import (
     values_of,
 )
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.statistics import HIGH_CUT, text_of
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.zarr.queries.arrays import QueriedArray
 from icechunk_async.zarr.queries.expressions import between, may_match, needed_columns
+from icechunk_async.zarr.queries.text import successor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -271,8 +273,11 @@ class _Known:
         if not source.nan_as_null:
             known = known & (rows["nulls"] == 0)  # NaN is in no order
         has_values = known & (rows["count"] > 0)
-        low = self._shown(rows["low"], has_values)
-        high = self._shown(rows["high"], has_values)
+        if self.array.meaning.is_text:
+            low, high = self._shown_texts(has_values)
+        else:
+            low = self._shown(rows["low"], has_values)
+            high = self._shown(rows["high"], has_values)
         if self.array.meaning.is_reversed:
             low, high = high, low
         unshown: Any = pc.or_(low.is_null(), high.is_null())
@@ -283,7 +288,28 @@ class _Known:
         """Return bounds of stored numbers as the table has them: xarray decodes them as values."""
         meaning = self.array.meaning
         numbers = np.where(chosen, bounds, bounds.dtype.type(0)).astype(meaning.numbers)
-        stored = numbers.view(meaning.stored.newbyteorder("="))
+        return self._decoded(numbers.view(meaning.stored.newbyteorder("=")))
+
+    def _shown_texts(self, chosen: Mask) -> tuple[pa.Array[Any], pa.Array[Any]]:
+        """Return bounds of text as text; null where nothing can be said."""
+        rows = self.rows
+        lows = [text_of(it) for it in np.where(chosen, rows["low"], b"").tolist()]
+        highs: list[str | None] = [
+            text_of(it) for it in np.where(chosen, rows["high"], b"").tolist()
+        ]
+        for at in np.flatnonzero(chosen & (rows["cut"] & HIGH_CUT > 0)).tolist():
+            highs[at] = successor(highs[at] or "")
+        return self._unchanged(lows), self._unchanged(highs)
+
+    def _unchanged(self, texts: Sequence[str | None]) -> pa.Array[Any]:
+        """Return texts; null for those that xarray would show as something else."""
+        given = np.array([it or "" for it in texts], np.dtypes.StringDType())
+        shown = self._decoded(given)
+        same: Any = pc.equal(shown, pa.array(texts, pa.string()))
+        return pc.if_else(pc.fill_null(same, fill_value=False), shown, None)
+
+    def _decoded(self, stored: npt.NDArray[Any]) -> pa.Array[Any]:
+        """Return stored values as the table has them: xarray decodes them."""
         variable = xarray.Variable(("chunk",), stored, stored_attributes(self.array.array))
         decode = cast("Any", decode_cf_variable)
         decoded = decode(self.column.name, variable, decode_times=times_decoder(decode=True))
@@ -301,6 +327,8 @@ async def _known(
     order = [plan.shape.dims.index(dim) for dim in column.dims]
     if array.chunks != tuple(plan.grid.chunks[axis] for axis in order):
         return None
+    if array.meaning.is_text and column.type != pa.string():
+        return None  # it is decoded to something else
     chunks = await array.known_chunks(session)
     rows, known = chunks.statistics(candidates[:, order])
     return _Known(column, array, rows, known) if known.any() else None

@@ -1,10 +1,13 @@
-"""Statistics of chunks: how many values each has, between which bounds, and their sum.
+"""Statistics of chunks: how many values each has, between which bounds, and the sum of numbers.
 
 The format of Icechunk has no place for them, so they are kept in separate objects, some for each
 array (docs/reference/chunk-statistics.md). A row is about bytes, not about a place in an array: its
 key is made of where the bytes of a chunk are, and how much of the chunk lies within the array. So
 rows stay right when chunks, arrays and manifests move, and bytes that another writer puts in a
 place of a chunk have no row. A row that is missing is unknown, which is never an error.
+
+Bounds of text have a fixed width, too: they hold the first 32 bytes of UTF-8, and how many. As
+keys of 33 bytes they are in the order of code points, also those that were cut.
 """
 
 from __future__ import annotations
@@ -33,17 +36,23 @@ if TYPE_CHECKING:
     """Rows of the type that `row_type` returns, ``(n,)``."""
 
 __all__ = [
+    "HIGH_CUT",
+    "LOW_CUT",
     "ChunkStatistics",
-    "NumberKind",
+    "ValueKind",
     "carried",
     "cells_within",
     "chunk_keys",
+    "greatest_keys",
     "joined",
     "row_type",
+    "text_bound",
+    "text_key",
+    "text_of",
 ]
 
-type NumberKind = Literal["i", "u", "f"]
-"""How bounds and sums are kept: signed or unsigned integers of 64 bits, or doubles."""
+type ValueKind = Literal["i", "u", "f", "t"]
+"""How bounds are kept: signed or unsigned integers of 64 bits, doubles, or the begin of text."""
 
 _MAGIC: Final = b"ICASTAT1"
 _HEAD: Final = Struct("<8s12s1s3s32sQ")
@@ -51,24 +60,37 @@ _HEAD: Final = Struct("<8s12s1s3s32sQ")
 _DIGEST_BYTES: Final = 32
 _IDENTITY_BYTES: Final = 32
 _KEY_BYTES: Final = _IDENTITY_BYTES + 8
-_KINDS: Final[dict[bytes, NumberKind]] = {b"i": "i", b"u": "u", b"f": "f"}
+_KINDS: Final[dict[bytes, ValueKind]] = {b"i": "i", b"u": "u", b"f": "f", b"t": "t"}
+_TEXT_BYTES: Final = 32
+_BOUND_BYTES: Final = _TEXT_BYTES + 1
+_LONGER: Final = _TEXT_BYTES + 1
+"""The length in a key of text that has more bytes than a bound can hold."""
+_LEAST_CUT: Final = _TEXT_BYTES - 3
+"""A text is cut where the next character does not fit, and that has 4 bytes at most."""
+LOW_CUT: Final = 1
+HIGH_CUT: Final = 2
+_BLOCK: Final = 1 << 16
 
 
-def row_type(kind: NumberKind) -> np.dtype[np.void]:
+def row_type(kind: ValueKind) -> np.dtype[np.void]:
     """Return the type of rows: one for each chunk.
 
     * ``key``: see `chunk_keys`.
     * ``count``, ``nulls``: cells within the array that have a value, and those that have none.
-    * ``low``, ``high``: the least and the greatest value; 0 without any. Zero has no sign.
+    * ``low``, ``high``: the least and the greatest value; 0 without any. Zero has no sign. Of
+      text, see `text_bound`.
+    * ``cut``, of text only: `LOW_CUT` and `HIGH_CUT` say which bounds are the begin of a value.
     * ``sum``, ``rest``: of integers, the sum is ``sum * 2**32 + rest``; of floats it is ``sum``.
     * ``deviations``: the sum of the squared deviations of values from their mean.
     """
+    about = [("key", f"S{_KEY_BYTES}"), ("count", "<u8"), ("nulls", "<u8")]
+    if kind == "t":
+        bound = f"S{_BOUND_BYTES}"
+        return np.dtype([*about, ("low", bound), ("high", bound), ("cut", "u1")])
     number = f"<{kind}8"
     return np.dtype(
         [
-            ("key", f"S{_KEY_BYTES}"),
-            ("count", "<u8"),
-            ("nulls", "<u8"),
+            *about,
             ("low", number),
             ("high", number),
             ("sum", "<f8" if kind == "f" else "<i8"),
@@ -84,7 +106,7 @@ class ChunkStatistics:
 
     meaning: bytes
     """SHA-256 of how bytes become values, 32 bytes: rows hold for no other codecs or fill values"""
-    kind: NumberKind
+    kind: ValueKind
     rows: Rows
 
     def encode(self, statistics_id: StatisticsId) -> bytes:
@@ -144,13 +166,88 @@ def _names(rows: Rows) -> tuple[str, ...]:
     return names
 
 
-def _is_possible(rows: Rows, kind: NumberKind) -> bool:
+def _is_possible(rows: Rows, kind: ValueKind) -> bool:
     """Return whether rows are in order, and their bounds are bounds."""
     keys = rows["key"]
     most = np.uint64(1 << 62)
     few = bool((rows["count"] < most).all() and (rows["nulls"] < most).all())
-    bounds = bool((rows["low"] <= rows["high"]).all())  # false for NaN
+    if kind == "t":
+        blocks = (rows[at : at + _BLOCK] for at in range(0, len(rows), _BLOCK))
+        bounds = all(map(_are_texts, blocks))
+    else:
+        bounds = bool((rows["low"] <= rows["high"]).all())  # false for NaN
     return few and bounds and bool((keys[:-1] < keys[1:]).all())
+
+
+def _are_texts(rows: Rows) -> bool:
+    """Return whether bounds are whole characters in UTF-8, and in order."""
+    if (rows["cut"] > (LOW_CUT | HIGH_CUT)).any():
+        return False
+    for name, flag in (("low", LOW_CUT), ("high", HIGH_CUT)):
+        raw = _bytes_of(rows[name])
+        lengths = raw[:, -1]
+        least = np.where(rows["cut"] & flag, _LEAST_CUT, 0)
+        if (lengths > _TEXT_BYTES).any() or (lengths < least).any():
+            return False
+        if (raw[:, :-1] * _is_behind(raw)).any():
+            return False
+        raw[:, -1] = 0  # which is no part of a character, so that no two bounds make one together
+        try:
+            raw.tobytes().decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+    return bool((rows["low"] <= greatest_keys(rows)).all())
+
+
+def _bytes_of(bounds: npt.NDArray[np.bytes_]) -> npt.NDArray[np.uint8]:
+    """Return a copy of the bytes of bounds, ``(n, 33)``."""
+    return np.array(bounds, copy=True, order="C").view(np.uint8).reshape(-1, _BOUND_BYTES)
+
+
+def _is_behind(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Return which bytes of bounds are behind the text, ``(n, 32)``."""
+    found: npt.NDArray[np.bool_] = np.arange(_TEXT_BYTES) >= raw[:, -1:]
+    return found
+
+
+def text_bound(text: str) -> tuple[bytes, bool]:
+    """Return text as a bound, and whether that is only the begin of it.
+
+    A bound has the first characters of the text that fit 32 bytes in UTF-8, zeros up to 32 bytes,
+    and the number of bytes that are not padding. The begin of a value is a lower bound as it
+    stands. For an upper one, see `greatest_keys`.
+    """
+    data = text[:_LONGER].encode()
+    length = min(len(data), _TEXT_BYTES)
+    while length < len(data) and data[length] & 0xC0 == 0x80:
+        length -= 1
+    return data[:length].ljust(_TEXT_BYTES, b"\0") + bytes([length]), length < len(data)
+
+
+def text_key(text: str) -> bytes:
+    """Return a key of 33 bytes, which is among bounds as keys where the text is among values.
+
+    Texts that are longer than bounds can be may have the same key.
+    """
+    data = text[:_LONGER].encode()
+    return data[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0") + bytes([min(len(data), _LONGER)])
+
+
+def text_of(bound: bytes) -> str:
+    """Return the text in a bound, whose last zeros NumPy may have left out."""
+    return bound[: bound[_TEXT_BYTES]].decode() if bound else ""
+
+
+def greatest_keys(rows: Rows) -> npt.NDArray[np.bytes_]:
+    """Return keys above which there is no value, ``(n,)``: upper bounds as they stand, or raised.
+
+    Each text with a certain begin is less than that begin followed by bytes 255. UTF-8 has no such
+    bytes, so there is a bound even where no character can follow.
+    """
+    raw = _bytes_of(rows["high"])
+    behind = np.concatenate([_is_behind(raw), np.ones((len(raw), 1), bool)], axis=1)
+    raw[behind & (rows["cut"] & HIGH_CUT > 0)[:, np.newaxis]] = 255
+    return raw.reshape(-1).view(f"S{_BOUND_BYTES}")
 
 
 def _damaged(statistics_id: StatisticsId, why: str) -> FormatError:
@@ -160,7 +257,7 @@ def _damaged(statistics_id: StatisticsId, why: str) -> FormatError:
     )
 
 
-def joined(parts: Iterable[Rows], kind: NumberKind) -> Rows:
+def joined(parts: Iterable[Rows], kind: ValueKind) -> Rows:
     """Return the rows of several objects in the order of their keys, each key once."""
     whole = np.concatenate([np.empty(0, row_type(kind)), *parts])
     _, first = np.unique(whole["key"], return_index=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest.refs import ChunkRefs
-    from icechunk_async.format.statistics import NumberKind, Rows
+    from icechunk_async.format.statistics import Rows, ValueKind
     from icechunk_async.storage import Storage
 
 __all__ = ["StatisticsFiles", "id_of"]
@@ -57,7 +57,7 @@ class StatisticsFiles:
                         found.append(parsed)
         return sorted(found)
 
-    async def load(self, ids: Iterable[StatisticsId], meaning: bytes, kind: NumberKind) -> Rows:
+    async def load(self, ids: Iterable[StatisticsId], meaning: bytes, kind: ValueKind) -> Rows:
         """Return the rows of some objects that hold for a meaning of bytes, in order of their keys.
 
         Cost: one request for each object that is not cached.
@@ -115,7 +115,7 @@ class StatisticsFiles:
 
     async def _carry(self, node_id: NodeId, before: ChunkRefs, after: ChunkRefs) -> int:
         found = await bounded_map(self._load, await self.find(node_id), limit=_AT_ONCE)
-        parts: dict[tuple[bytes, NumberKind], list[Rows]] = {}
+        parts: dict[tuple[bytes, ValueKind], list[Rows]] = {}
         for it in found:
             if it is not None and len(rows := carried(it.rows, before, after)):
                 parts.setdefault((it.meaning, it.kind), []).append(rows)

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     DecimalType,
     DoubleType,
     LongType,
+    StringType,
     StructField,
     StructType,
     TimestampNTZType,
@@ -314,6 +315,8 @@ def _type_of(meaning: Meaning, function: str) -> DataType:
     same = function in ("min", "max")
     if function == "count":
         return LongType()
+    if meaning.is_text:
+        return StringType()
     if stored == "M":
         return TimestampNTZType()
     if stored == "m":

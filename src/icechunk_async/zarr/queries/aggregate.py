@@ -11,7 +11,7 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.statistics import row_type
 from icechunk_async.zarr.queries.analyze import chunks_at_once
-from icechunk_async.zarr.queries.measuring import check_function, measure, summary
+from icechunk_async.zarr.queries.measuring import check_function, extreme_of, measure, summary
 from icechunk_async.zarr.queries.planning import Plan, planned
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.statistics import Rows
     from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.measuring import AggregateFunction
+    from icechunk_async.zarr.queries.text import ExtremeText
 
 __all__ = ["Aggregate", "aggregate", "gathered"]
 
@@ -31,8 +32,8 @@ class Aggregate:
     """An aggregate of the values of an array, and what it cost."""
 
     value: Any
-    """A number of Python, a truth value, or a time of NumPy; None if there are no values. The
-    count and the sum of no values are 0."""
+    """A number or text of Python, a truth value, or a time of NumPy; None if there are no values.
+    The count and the sum of no values are 0."""
     count: int
     """Cells that have a value and fulfil the conditions."""
     chunks: int
@@ -56,8 +57,9 @@ async def aggregate(
     with telemetry.span("aggregate"):
         plan = await planned(session, path, where, region)
         check_function(function, plan.target.meaning)
-        rows, reads = await gathered(session, plan)
-        value, count = summary(function, plan.target.meaning, rows)
+        extreme = extreme_of(function, plan.target.meaning)
+        rows, reads = await gathered(session, plan, extreme)
+        value, count = summary(function, plan.target.meaning, rows, extreme)
     lengths = plan.lengths()
     target_bytes = int(lengths[reads].sum())
     return Aggregate(
@@ -70,13 +72,23 @@ async def aggregate(
     )
 
 
-async def gathered(session: AnySession, plan: Plan) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Return the statistics of the cells of each chunk that count, and which chunks were read."""
+async def gathered(
+    session: AnySession, plan: Plan, extreme: ExtremeText | None = None
+) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """Return the statistics of the cells of each chunk that count, and which chunks were read.
+
+    Args:
+        session: where the array is.
+        plan: its chunks.
+        extreme: a text to find, which chunks may have to be read for.
+    """
     known, statistics = plan.known_whole()
+    if extreme is not None:
+        known = extreme.settled(statistics, known)
     excluded = plan.excluded
     reads = np.flatnonzero(~known & ~excluded)
     found = await bounded_map(
-        lambda at: _measured(session, plan, at),
+        lambda at: _measured(session, plan, at, extreme),
         reads.tolist(),
         limit=chunks_at_once(*plan.arrays_read),
     )
@@ -87,12 +99,12 @@ async def gathered(session: AnySession, plan: Plan) -> tuple[Rows, npt.NDArray[n
     return rows, reads
 
 
-async def _measured(session: AnySession, plan: Plan, at: int) -> Rows:
+async def _measured(session: AnySession, plan: Plan, at: int, extreme: ExtremeText | None) -> Rows:
     """Return the statistics of the cells of a chunk that count."""
     box = plan.box(at)
     numbers = await plan.target.read(box)
     chosen = await plan.mask(at, numbers)
     return await session.workspace.assets.compute(
-        lambda: measure(plan.target.meaning, numbers, chosen),
+        lambda: measure(plan.target.meaning, numbers, chosen, extreme),
         size_bytes=numbers.nbytes,
     )

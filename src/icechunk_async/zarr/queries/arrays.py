@@ -94,13 +94,13 @@ class QueriedArray:
     @property
     def bytes_a_chunk(self) -> int:
         """The size of a decoded chunk."""
-        return math.prod(self.chunks) * self.meaning.stored.itemsize
+        return math.prod(self.chunks) * self.meaning.cell_bytes
 
     async def read(self, box: Box) -> Numbers:
-        """Read a part of the array as stored numbers, of the shape of the box.
+        """Read a part of the array as stored numbers or texts, of the shape of the box.
 
         Raises:
-            FormatError: a chunk is missing or damaged.
+            FormatError: a chunk is missing or damaged, or a text is not Unicode.
         """
         try:
             values: Any = await self.array.getitem(box)
@@ -111,7 +111,7 @@ class QueriedArray:
                 f"A part of {self.path!r}, {list(box)}, cannot be decoded: {type(error).__name__}: "
                 f"{str(error)[:200]}. 'verify' says which chunks are damaged."
             ) from error
-        return self.meaning.numbers_of(np.asarray(values).reshape(_shape(box)))
+        return self.meaning.numbers_of(values).reshape(_shape(box))
 
     async def known_chunks(self, session: AnySession) -> KnownChunks:
         """Return its chunks, with the statistics of those that have any.
@@ -191,8 +191,8 @@ class KnownChunks:
         if len(empty):
             owner = self.owner
             cells = cells_within(coords[empty], owner.shape, owner.chunks).prod(axis=1)
-            fill = np.asarray(owner.array.metadata.fill_value, owner.meaning.stored)
-            found[empty] = of_constant(owner.meaning, owner.meaning.numbers_of(fill), cells)
+            fill = owner.meaning.numbers_of(owner.array.metadata.fill_value)
+            found[empty] = of_constant(owner.meaning, fill, cells)
             known[empty] = True
         return found, known
 

@@ -18,7 +18,7 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.paths import check_path
 from icechunk_async.zarr.queries.aggregate import gathered
 from icechunk_async.zarr.queries.arrays import QueriedArray
-from icechunk_async.zarr.queries.measuring import check_function, summary
+from icechunk_async.zarr.queries.measuring import check_function, extreme_of, summary
 from icechunk_async.zarr.queries.planning import check_conditions, planned
 
 if TYPE_CHECKING:
@@ -120,6 +120,11 @@ async def described(
         raise InvalidInputError("No aggregate is named. Name at least one, such as 'max'.")
     for it in functions:
         check_function(it, array.meaning)
+        if extreme_of(it, array.meaning) is not None:
+            raise InvalidInputError(
+                f"Values of {array.path!r} are text, of which only the count is computed lazily. "
+                f"Ask 'Session.aggregate' for the {it}."
+            )
     await check_conditions(session, array, where)
     axes = _axes_of(array, dims)
     shape = tuple(-(-array.shape[axis] // array.chunks[axis]) for axis in axes)
@@ -162,10 +167,10 @@ def _axes_of(array: QueriedArray, dims: Sequence[str]) -> tuple[int, ...]:
 
 def _dtype(function: str, meaning: Meaning, *, may_miss: bool) -> np.dtype[Any]:
     """Return the type of an aggregate; integers become doubles where there may be no value."""
+    if function == "count":
+        return np.dtype(np.int64)
     native = meaning.stored.newbyteorder("=")
     match function:
-        case "count":
-            return np.dtype(np.int64)
         case "sum" | "mean" if meaning.is_time:
             return native
         case "sum" if meaning.kind != "f" and not meaning.is_packed:

@@ -14,6 +14,7 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.statistics import greatest_keys, text_key
 from icechunk_async.zarr.queries.predicates import MOMENT, OPERATORS, offset_us
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Condition:
     meaning: Meaning
     op: str
     literals: tuple[Any, ...]
-    """Numbers: all doubles if values are compared as such."""
+    """Numbers: all doubles if values are compared as such. Of text, arrays without axes."""
+    keys: tuple[Any, ...]
+    """The literals as bounds are compared with them: keys of text, otherwise the same."""
     as_doubles: bool
     as_objects: bool
 
@@ -62,8 +65,11 @@ class Condition:
         Args:
             rows: statistics of the chunks.
         """
-        first, last = self.meaning.bounds(rows["low"], rows["high"])
-        low, high = self._converted(first), self._converted(last)
+        if self.meaning.is_text:
+            low, high = rows["low"], greatest_keys(rows)
+        else:
+            first, last = self.meaning.bounds(rows["low"], rows["high"])
+            low, high = self._converted(first), self._converted(last)
         with np.errstate(invalid="ignore"):
             possible, certain = self._ranges(low, high)
         some = rows["count"] > 0
@@ -71,7 +77,7 @@ class Condition:
 
     def _ranges(self, low: Numbers, high: Numbers) -> tuple[Mask, Mask]:
         """Return in which ranges of values some could satisfy it, and in which all do."""
-        compare, literals = OPERATORS[self.op], self.literals
+        compare, literals = OPERATORS[self.op], self.keys
         match self.op:
             case "<" | "<=":
                 return compare(low, literals), compare(high, literals)
@@ -100,12 +106,14 @@ def condition_on(meaning: Meaning, predicate: Predicate) -> Condition:
     """Return a predicate as a condition on the values of an array.
 
     Numbers are compared as doubles if the array is of floating point or packed, or a literal is a
-    double, and exactly otherwise; as the tables of Spark do.
+    double, and exactly otherwise; as the tables of Spark do. Text is compared by code points.
 
     Raises:
         InvalidInputError: a literal cannot be compared with its values.
     """
     try:
+        if meaning.is_text:
+            return _condition_on_text(meaning, predicate)
         literals: list[int | float | Decimal | Fraction]
         if meaning.stored.kind == "M":
             literals = [_moment(it, meaning) for it in predicate.values]
@@ -123,7 +131,22 @@ def condition_on(meaning: Meaning, predicate: Predicate) -> Condition:
             f"with {', '.join(map(repr, predicate.values))}. {error}"
         ) from None
     objects = not doubles and any(not isinstance(it, int) for it in literals)
-    return Condition(meaning, predicate.op, tuple(literals), doubles, objects)
+    given = tuple(literals)
+    return Condition(meaning, predicate.op, given, given, doubles, objects)
+
+
+def _condition_on_text(meaning: Meaning, predicate: Predicate) -> Condition:
+    texts = [_text(it) for it in predicate.values]
+    # As arrays of the type of cells, since NumPy drops trailing zeros of other text.
+    literals = tuple(np.array(it, meaning.numbers) for it in texts)
+    keys = tuple(map(text_key, texts))
+    return Condition(meaning, predicate.op, literals, keys, as_doubles=False, as_objects=False)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("Give text in quotes.")
+    return value
 
 
 def _number(value: Any) -> int | float | Decimal:

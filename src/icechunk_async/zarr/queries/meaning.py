@@ -1,8 +1,11 @@
-"""The meaning of the numbers of an array: missing ones, and how packed ones are unpacked.
+"""The meaning of the numbers or texts of an array: missing ones, and how packed ones are unpacked.
 
 Statistics are about stored numbers, after the reinterpretation of `_Unsigned` and without missing
 ones. Unpacking, by `scale_factor` and `add_offset`, keeps or turns round their order, so bounds of
 stored numbers give those of unpacked ones, and a change of these attributes spoils no statistics.
+
+Texts stand where numbers do: of all types as NumPy's `StringDType`, whose values have no padding,
+are in the order of code points, and cannot be anything but Unicode.
 """
 
 from __future__ import annotations
@@ -17,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.json.values import is_list
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from icechunk_async.format.statistics import NumberKind
+    from icechunk_async.format.statistics import ValueKind
 
     type Numbers = npt.NDArray[Any]
-    """Integers, floats, or times as integers."""
+    """Integers, floats, times as integers, or texts."""
     type Mask = npt.NDArray[np.bool_]
 
 __all__ = ["Meaning", "meaning_of"]
@@ -34,6 +37,9 @@ __all__ = ["Meaning", "meaning_of"]
 _FORMAT: Final = ("data_type", "chunk_grid", "codecs", "fill_value", "storage_transformers")
 _MISSING: Final = ("_FillValue", "missing_value", "_Unsigned")
 _MOST_BYTES: Final = 8
+_TEXT: Final = np.dtypes.StringDType()
+_ASSUMED_BYTES: Final = 128
+"""Of a cell of any length: the text, and the objects that it is decoded by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +50,8 @@ class Meaning:
     stored: np.dtype[Any]
     """The type of the array."""
     numbers: np.dtype[Any]
-    """The type that values are computed in: native byte order, signed as meant, times as int64."""
+    """The type that values are computed in: native byte order, signed as meant, times as int64;
+    `StringDType` for text."""
     missing: tuple[Any, ...]
     """Numbers, of that type, which stand for no value; beside NaN and NaT."""
     scale: float | None
@@ -53,15 +60,29 @@ class Meaning:
     """SHA-256 of all that decides which numbers bytes of a chunk become, and which are missing."""
 
     @property
-    def kind(self) -> NumberKind:
+    def kind(self) -> ValueKind:
         """How bounds and sums are kept."""
         match self.numbers.kind:
+            case "T":
+                return "t"
             case "f":
                 return "f"
             case "i":
                 return "i"
             case _:
                 return "u"
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether values are text."""
+        return self.numbers.kind == "T"
+
+    @property
+    def cell_bytes(self) -> int:
+        """The approximate size of a decoded cell, with the text that is made of it."""
+        if self.is_text:
+            return _ASSUMED_BYTES if self.stored.kind == "T" else 16 + 2 * self.stored.itemsize
+        return self.stored.itemsize
 
     @property
     def is_packed(self) -> bool:
@@ -78,9 +99,21 @@ class Meaning:
         """Return whether greater numbers are lesser values."""
         return self.scale is not None and self.scale < 0
 
-    def numbers_of(self, values: npt.NDArray[Any]) -> Numbers:
-        """Return values as Zarr decodes them as numbers, of the same shape."""
-        native = np.asarray(values).astype(self.stored.newbyteorder("="), copy=False)
+    def numbers_of(self, values: npt.ArrayLike) -> Numbers:
+        """Return values as Zarr decodes them as numbers or texts, of the same shape.
+
+        Raises:
+            FormatError: a text is not Unicode: it has surrogates, or numbers beyond all characters.
+        """
+        if self.is_text:
+            try:
+                return np.asarray(values, self.stored).astype(self.numbers, copy=False)
+            except (TypeError, UnicodeError) as error:
+                raise FormatError(
+                    f"Values of {self.path!r} cannot be queried: a text is not valid Unicode, as "
+                    f"are surrogates without their pair ({error}). Write it anew."
+                ) from error
+        native = np.asarray(values, self.stored).astype(self.stored.newbyteorder("="), copy=False)
         return native.view(self.numbers)
 
     def valid(self, numbers: Numbers) -> Mask:
@@ -122,21 +155,25 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
         dtype: the type that Zarr decodes its chunks to.
 
     Raises:
-        InvalidInputError: its values have no order (text, bytes, complex numbers), or attributes
+        InvalidInputError: its values have no order (bytes, complex numbers), or attributes
             about missing or packed values that cannot be understood.
     """
-    if dtype.kind not in "biufmM" or dtype.itemsize > _MOST_BYTES:
+    is_text = dtype.kind in "TU"
+    if not is_text and (dtype.kind not in "biufmM" or dtype.itemsize > _MOST_BYTES):
         other = ""
-        if dtype.kind in "OTUS":
-            other = " Select by text with SQL: 'icechunk-async sql', or arrow.dataset."
+        if dtype.kind in "OS":
+            other = " Select by bytes with SQL: 'icechunk-async sql', or arrow.dataset."
         raise InvalidInputError(
             f"Values of {path!r} cannot be queried: they are of the type {dtype}, and only "
-            f"numbers of up to 64 bits, truth values, times and durations can.{other}"
+            f"numbers of up to 64 bits, truth values, times, durations and text can.{other}"
         )
     found: Any = json.loads(document)
     attributes: dict[str, Any] = found.get("attributes") or {}
     parts = [found.get(name) for name in _FORMAT] + [attributes.get(name) for name in _MISSING]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+    if is_text:
+        texts = _missing_texts(path, attributes)
+        return Meaning(path, dtype, _TEXT, texts, None, None, digest)
     stored = dtype.newbyteorder("=")
     numbers = np.dtype(np.int64) if dtype.kind in "mM" else stored
     if dtype.kind == "b":
@@ -145,14 +182,40 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
     if (unsigned, dtype.kind) in {("true", "i"), ("false", "u")}:
         numbers = np.dtype(f"{'u' if unsigned == 'true' else 'i'}{dtype.itemsize}")
     missing: list[Any] = []
-    for name in _MISSING[:2]:
-        given = attributes.get(name)
-        for it in given if is_list(given) else [] if given is None else [given]:
-            missing += _missing(path, name, it, stored, numbers)
+    for name, it in _marks(attributes):
+        missing += _missing(path, name, it, stored, numbers)
     scale, offset = (_factor(path, name, attributes) for name in ("scale_factor", "add_offset"))
     if dtype.kind in "bmM":
         scale = offset = None
     return Meaning(path, dtype, numbers, tuple(missing), scale, offset, digest)
+
+
+def _marks(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the values that mark missing ones, each with the name of its attribute."""
+    found: list[tuple[str, Any]] = []
+    for name in _MISSING[:2]:
+        given = attributes.get(name)
+        found += [
+            (name, it) for it in (given if is_list(given) else [] if given is None else [given])
+        ]
+    return found
+
+
+def _missing_texts(path: str, attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the texts that mark missing ones, as arrays without axes."""
+    found: list[Any] = []
+    for name, it in _marks(attributes):
+        if not isinstance(it, str):
+            raise InvalidInputError(
+                f"Values of {path!r} cannot be queried: its attribute {name!r} is "
+                f"{json.dumps(it)[:100]}, which is not text as the values are. Correct it."
+            )
+        try:
+            # NumPy, and so xarray, leaves out zeros at the end of what it compares with.
+            found.append(np.array(it.rstrip("\0"), _TEXT))
+        except UnicodeError:
+            continue  # no value can be that
+    return tuple(found)
 
 
 def _missing(

@@ -15,12 +15,21 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.statistics import row_type
+from icechunk_async.zarr.queries.text import ExtremeText, set_bounds
 
 if TYPE_CHECKING:
     from icechunk_async.format.statistics import Rows
     from icechunk_async.zarr.queries.meaning import Mask, Meaning, Numbers
 
-__all__ = ["FUNCTIONS", "AggregateFunction", "check_function", "measure", "of_constant", "summary"]
+__all__ = [
+    "FUNCTIONS",
+    "AggregateFunction",
+    "check_function",
+    "extreme_of",
+    "measure",
+    "of_constant",
+    "summary",
+]
 
 type AggregateFunction = Literal["count", "min", "max", "sum", "mean", "var", "std"]
 FUNCTIONS: Final = ("count", "min", "max", "sum", "mean", "var", "std")
@@ -29,13 +38,19 @@ _HALF: Final = 32
 _LOW_HALF: Final = (1 << _HALF) - 1
 
 
-def measure(meaning: Meaning, numbers: Numbers, chosen: Mask | None = None) -> Rows:
+def measure(
+    meaning: Meaning,
+    numbers: Numbers,
+    chosen: Mask | None = None,
+    extreme: ExtremeText | None = None,
+) -> Rows:
     """Return the statistics of some cells as one row, without a key: ``(1,)``.
 
     Args:
         meaning: what the numbers are.
         numbers: all cells of a chunk that count, of any shape.
         chosen: which of them to take; None for all.
+        extreme: takes the least and the greatest text whole, since bounds may be cut.
     """
     row = np.zeros(1, row_type(meaning.kind))
     valid = meaning.valid(numbers)
@@ -47,6 +62,13 @@ def measure(meaning: Meaning, numbers: Numbers, chosen: Mask | None = None) -> R
     values = numbers.reshape(-1) if valid.all() else numbers[valid]
     row["count"] = values.size
     if not values.size:
+        return row
+    if meaning.is_text:
+        low, high = str(values.min()), str(values.max())
+        set_bounds(row, 0, low, high)
+        if extreme is not None:
+            extreme.add(low)
+            extreme.add(high)
         return row
     row["low"], row["high"] = values.min(), values.max()
     if meaning.kind == "f":
@@ -84,6 +106,10 @@ def of_constant(meaning: Meaning, number: Any, cells: Numbers) -> Rows:
         rows["nulls"] = cells
         return rows
     rows["count"] = cells
+    if meaning.is_text:
+        text = str(number.item())
+        set_bounds(rows, cells > 0, text, text)
+        return rows
     rows["low"] = rows["high"] = np.where(cells > 0, number, number.dtype.type(0)) + 0
     if meaning.kind == "f":
         with np.errstate(over="ignore", invalid="ignore"):
@@ -103,11 +129,20 @@ def check_function(function: str, meaning: Meaning) -> None:
             f"There is no aggregate {function!r}. There are {', '.join(FUNCTIONS)}."
         )
     some = {"M": ("count", "min", "max", "mean"), "m": FUNCTIONS[:5]}.get(meaning.stored.kind)
+    if meaning.is_text:
+        some = FUNCTIONS[:3]
     if some is not None and function not in some:
         raise InvalidInputError(
-            f"Values of {meaning.path!r} are times, which have no {function}. They have "
-            f"{', '.join(some)}."
+            f"Values of {meaning.path!r} are {'text' if meaning.is_text else 'times'}, which "
+            f"{'has' if meaning.is_text else 'have'} no {function}. There are {', '.join(some)}."
         )
+
+
+def extreme_of(function: str, meaning: Meaning) -> ExtremeText | None:
+    """Return a search for the least or the greatest text; None for any other aggregate."""
+    if not meaning.is_text or function == "count":
+        return None
+    return ExtremeText(least=function == "min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +154,18 @@ class _Whole:
     deviations: float
 
 
-def summary(function: AggregateFunction, meaning: Meaning, rows: Rows) -> tuple[Any, int]:
+def summary(
+    function: AggregateFunction, meaning: Meaning, rows: Rows, extreme: ExtremeText | None = None
+) -> tuple[Any, int]:
     """Return the aggregate of all cells behind some rows, and how many have a value.
 
     Floats are added exactly and rounded once, so the order of the rows does not count.
+
+    Args:
+        function: which aggregate.
+        meaning: what the values are.
+        rows: statistics of all cells.
+        extreme: of text, its least or greatest, as rows may not have it.
 
     Raises:
         InvalidInputError: there is no such function, or not for times.
@@ -135,6 +178,8 @@ def summary(function: AggregateFunction, meaning: Meaning, rows: Rows) -> tuple[
             return count, count
         case "min" | "max" if not count:
             return None, 0
+        case "min" | "max" if extreme is not None:
+            return extreme.found, count
         case "min" | "max":
             lowest = (function == "min") != meaning.is_reversed
             number = rows["low"].min() if lowest else rows["high"].max()

@@ -37,7 +37,7 @@ __all__ = ["Plan", "check_conditions", "planned"]
 _MOST_CHUNKS: Final = 5_000_000
 """The most chunks of a region: columns of more would take gigabytes."""
 _MOST_VALUES: Final = 1 << 24
-"""The most values of a coordinate that is read whole."""
+"""The most values of a coordinate that is read whole; of more than 8 bytes, fewer."""
 _ARRAYS_AT_ONCE: Final = 4
 
 
@@ -266,8 +266,9 @@ async def _variables(
         array = it.array
         own = known if array is target else await array.known_chunks(session)
         plain = _Variable(array, it.axes, it.conditions, own)
-        is_line = len(it.axes) == 1 and array is not target and array.shape[0] <= _MOST_VALUES
-        return await _with_line(plain, box) if is_line else plain
+        is_other = len(it.axes) == 1 and array is not target
+        most = _MOST_VALUES * 8 // max(8, array.meaning.cell_bytes)
+        return await _with_line(plain, box) if is_other and array.shape[0] <= most else plain
 
     opened = await _opened(session, target, where)
     return await bounded_map(prepare, opened, limit=_ARRAYS_AT_ONCE)

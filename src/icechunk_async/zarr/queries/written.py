@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
     from icechunk_async.format.snapshot import Node
-    from icechunk_async.format.statistics import NumberKind, Rows
+    from icechunk_async.format.statistics import Rows, ValueKind
     from icechunk_async.storage import Data
     from icechunk_async.zarr.queries.meaning import Meaning
 
@@ -60,7 +60,7 @@ def recorder_for(assets: Assets) -> ChunkRecorder | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
-    """How the bytes of an array's chunks become numbers."""
+    """How the bytes of an array's chunks become numbers or texts."""
 
     codec: ChunkCodec
     transform: ChunkTransform
@@ -74,7 +74,7 @@ class _Form:
 
     @property
     def bytes_a_chunk(self) -> int:
-        return math.prod(self.chunks) * self.meaning.stored.itemsize
+        return math.prod(self.chunks) * self.meaning.cell_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +103,7 @@ class WrittenChunks:
         self._lock = threading.Lock()
         self._large = threading.Semaphore(_LARGE_AT_ONCE)
         self._forms: dict[bytes, _Form | None] = {}
-        self._pending: dict[tuple[NodeId, bytes, NumberKind], dict[Coordinates, bytes]] = {}
+        self._pending: dict[tuple[NodeId, bytes, ValueKind], dict[Coordinates, bytes]] = {}
 
     def size_bytes(self, node: Node) -> int:
         """Return the size of a decoded chunk; 0 if it is not measured."""

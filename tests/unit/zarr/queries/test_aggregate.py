@@ -420,7 +420,9 @@ async def test_conditions_on_other_arrays_along_the_same_dimensions() -> None:
         ("t", "max", {"where": "t = true"}, r"Give numbers."),
         ("t", "max", {"region": (slice(0, 4, 2),)}, r"has steps"),
         ("t", "max", {"region": (slice(0, 4),) * 3}, r"which has 2 axes"),
-        ("words", "max", {}, r"'/words' cannot be queried: they are of the type .*U2.*with SQL"),
+        ("bytes", "max", {}, r"'/bytes' cannot be queried: they are of the type .*S2.*with SQL"),
+        ("words", "sum", {}, r"'/words' are text, which has no sum. There are count, min, max"),
+        ("words", "max", {"where": "words > 3"}, r"Give text in quotes"),
         ("when", "sum", {}, r"'/when' are times, which have no sum"),
         ("when", "max", {"where": "when > 3"}, r"Give a moment in ISO 8601"),
         ("odd", "max", {}, r"its attribute 'scale_factor' is \"big\""),
@@ -439,6 +441,7 @@ async def test_what_cannot_be_asked_is_refused_in_words(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             await put_array(session, "/words", np.array(["a", "bc"]), (2,))
+            await put_array(session, "/bytes", np.array([b"a", b"bc"]), (2,))
             with pytest.raises(InvalidInputError, match=message):
                 await session.aggregate(path, function, **more)
         with pytest.raises(NodeNotFoundError):

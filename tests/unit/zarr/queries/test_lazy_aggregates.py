@@ -284,6 +284,16 @@ def test_what_cannot_be_asked_is_refused(session: Session) -> None:
     refused("which is neither a number", where="t > warm")
 
 
+@pytest.mark.parametrize("dtype", ["U40", np.dtypes.StringDType()])
+def test_of_text_the_count_is_lazy(tmp_path: Path, dtype: Any) -> None:
+    """Conditions on text are those of other questions; the least text is refused at opening."""
+    session = put(tmp_path / "r", np.array(["a", "b" * 40, "c", "d"], dtype))
+    found = open_aggregates(session, "a", "count", where="a > 'b'", per_chunk_of="x")
+    assert found["count"].to_numpy().tolist() == [1, 2]
+    with pytest.raises(IcechunkError, match=r"only the count .* 'Session.aggregate' for the min"):
+        open_aggregates(session, "a", ["count", "min"])
+
+
 async def test_names_and_numbers_of_answers_are_bounded() -> None:
     """A dimension with the name of an answer cannot stay, nor can one of millions of chunks."""
     async with AsyncRepository.create(memory_url()) as repository:
