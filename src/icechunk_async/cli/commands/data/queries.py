@@ -138,7 +138,7 @@ def _json_value(value: Any) -> Any:
 
 def _show_aggregated(document: Aggregated, console: Console) -> None:
     table = make_table("", "", header=False)
-    table.add_row("value", str(document.value))
+    table.add_row("value", plain(str(document.value)))
     table.add_row("values", f"{document.count:,}")
     table.add_row("chunks read", f"{document.chunks_read:,} of {document.chunks:,}")
     table.add_row("bytes read", decimal(document.bytes_read))
