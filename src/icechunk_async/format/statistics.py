@@ -191,9 +191,10 @@ def _are_texts(rows: Rows) -> bool:
             return False
         if (raw[:, :-1] * _is_behind(raw)).any():
             return False
-        raw[:, -1] = 0  # which is no part of a character, so that no two bounds make one together
         try:
-            raw.tobytes().decode("utf-8")
+            raw.tobytes().decode(
+                "utf-8"
+            )  # a length is ASCII, so no character has bytes of two texts
         except UnicodeDecodeError:
             return False
     return bool((rows["low"] <= greatest_keys(rows)).all())
