@@ -22,7 +22,8 @@ from icechunk_async import Repository as AsyncRepository
 from icechunk_async.engine.files.chunks import ChunkFiles
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
-from icechunk_async.spark.options import ReadOptions
+from icechunk_async.spark.options import ReadOptions, WriteOptions
+from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.sync.xarray import to_icechunk
 from tests.spark.tables import make_reader, plan, read
 
@@ -361,6 +362,50 @@ def test_years_that_nanoseconds_cannot_hold_are_timestamps(
     assert found["time"].to_pylist() == wanted.tolist()
     late = read(url, where="time > '1677-01-01'")
     assert late["v"].to_pylist() == [500_000]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"_FillValue": 1.5},  # xarray expects base64 of floats
+        {"_FillValue": "AADAfw=="},
+        {"_FillValue": "zz"},
+        {"missing_value": {}},
+        {"missing_value": "x"},
+        {"missing_value": 10**40},
+        {"scale_factor": "a"},
+        {"scale_factor": [1, 2]},
+        {"add_offset": {}},
+    ],
+)
+def test_attributes_that_are_not_of_cf_are_named(
+    repository: Repository, url: str, attributes: dict[str, Any]
+) -> None:
+    """Readers and writers say which they may be; some mean nothing to readers."""
+    session = repository.writable_session("main")
+    zarr.create_group(session.store).create_array(
+        "v", shape=(2,), dtype="f8", dimension_names=["x"], attributes=attributes
+    )
+    session.commit("strange")
+    options = WriteOptions(repository.storage, cores=1)
+    with pytest.raises(InvalidInputError, match=r"what CF says|Correct the attribute"):
+        WritePlan.begin(options, ["x", "v"], overwrite=True, repository=repository)
+    if attributes not in ({"missing_value": "x"}, {"missing_value": 10**40}):
+        with pytest.raises(InvalidInputError, match="Correct the attribute '_FillValue'"):
+            read(url)
+
+
+def test_times_in_nanoseconds_are_read(repository: Repository, url: str) -> None:
+    """Those of xarray where times have them; they cannot be compared with the year 1582."""
+    session = repository.writable_session("main")
+    array = zarr.create_group(session.store).create_array(
+        "time", shape=(2,), dtype="i8", dimension_names=["time"]
+    )
+    array[:] = [-1000, 2**62]
+    array.attrs["units"] = "nanoseconds since 1970-01-01"
+    session.commit("nanoseconds")
+    given = np.array([-1000, 2**62], "M8[ns]").astype("M8[us]")
+    assert read(url)["time"].to_pylist() == given.tolist()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections import Counter
 from functools import partial
@@ -139,7 +140,7 @@ def open_group(source: GroupSource) -> xarray.Dataset:
                 decode_times=times_decoder(decode=source.decode),
                 create_default_indexes=False,
             )
-        except ValueError as error:
+        except (ValueError, TypeError, struct.error) as error:
             raise _undecodable(error) from error
     return keep_coordinates(dataset)
 
@@ -208,18 +209,22 @@ def _renamed(
             decoded = xarray.decode_cf(
                 dataset, mask_and_scale=decode, decode_times=times_decoder(decode=decode)
             )
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise _undecodable(error) from error
     return keep_coordinates(decoded)
 
 
-def _undecodable(error: ValueError) -> Exception:
-    """Return the error for times that cannot be decoded, and any other error unchanged."""
+def _undecodable(error: Exception) -> InvalidInputError:
+    """Return the error for an array whose attributes are not what CF says."""
     reason = str(error).partition(". Try opening")[0]
     # Older versions of xarray name the variable before the reason.
     _, found, times = reason.partition("unable to decode time")
     if not found:
-        return error
+        return InvalidInputError(
+            f"The arrays cannot be decoded: {reason.partition(chr(10))[0]}. Correct the attribute "
+            "'_FillValue', 'missing_value', 'scale_factor' or 'add_offset', or read the stored "
+            "numbers: set 'decode' to false."
+        )
     reason = found + times
     return InvalidInputError(
         f"The arrays cannot be shown as times: {reason}. Read the stored numbers: set "
@@ -560,12 +565,17 @@ def values_of(variable: xarray.Variable) -> npt.NDArray[Any]:
 
     Raises:
         InvalidInputError: it has times before 1582-10-15 in the mixed calendar of CF, `standard`,
-            which xarray takes for days of the calendar of today.
+            which xarray takes for days of the calendar of today; or its attributes are not what
+            CF says.
     """
-    values = variable.to_numpy()
+    try:
+        values = variable.to_numpy()
+    except TypeError as error:  # a scale or an offset that is no number
+        raise _undecodable(error) from error
     stored = variable.encoding
-    counted = values.dtype.kind == "M" and "units" in stored
-    if counted and str(stored.get("calendar", "standard")).lower() in _MIXED:
+    # Nanoseconds begin in 1677, and no other time can be compared with them.
+    counted = values.dtype.kind == "M" and values.dtype != np.dtype("M8[ns]")
+    if counted and "units" in stored and str(stored.get("calendar", "standard")).lower() in _MIXED:
         before = values < np.datetime64("1582-10-15", "us")
         if before.any():
             raise _of_another_calendar(values[before][0])

@@ -7,6 +7,7 @@ others. So tasks write to arrays that are long enough for any, and the commit sh
 from __future__ import annotations
 
 import json
+import struct
 import warnings
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -383,10 +384,11 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
             "does not say how they are laid out.",
             path=group,
         ) from error
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError, struct.error) as error:
         raise InvalidInputError(
             f"Rows cannot be written to the group {group!r}: {error} Rows find their places by "
-            "the names of dimensions, so every array of the group needs them."
+            "the names of dimensions, so every array of the group needs them, and attributes that "
+            "are what CF says."
         ) from error
     return dataset
 

@@ -85,9 +85,32 @@ class Encoding:
 
     @classmethod
     def of(cls, variable: xarray.Variable, name: str, dtype: np.dtype[Any]) -> Encoding:
-        """Return the encoding that xarray found when it opened the variable."""
+        """Return the encoding that xarray found when it opened the variable.
+
+        Raises:
+            InvalidInputError: an attribute is not what CF says.
+        """
         found = {key: it for key, it in variable.encoding.items() if key in _KEPT}
-        return cls(name, dtype, found)
+        read: np.dtype[Any] = cast("Any", variable).dtype
+        if read.kind == "b" and dtype.kind in "iu":
+            found["dtype"] = "bool"  # as xarray writes truth values
+        encoding = cls(name, dtype, found)
+        try:
+            _ = encoding.stored_fills, encoding.packing
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise InvalidInputError(
+                f"The array {name!r} has an attribute '_FillValue', 'missing_value', "
+                f"'scale_factor' or 'add_offset' that is no value of {dtype} ({error}), so that "
+                "no row can be written. Correct the attribute.",
+                array=name,
+            ) from error
+        return encoding
+
+    @property
+    def packing(self) -> tuple[float, float]:
+        """The scale by which numbers are packed, and the offset."""
+        scale = float(self.attributes.get("scale_factor", 1))
+        return scale, float(self.attributes.get("add_offset", 0))
 
     @property
     def is_scaled(self) -> bool:
@@ -97,12 +120,19 @@ class Encoding:
     @property
     def logical(self) -> np.dtype[Any]:
         """The type as which stored values are read: CF's `_Unsigned` gives integers a sign."""
+        if self.attributes.get("dtype") == "bool":
+            return np.dtype(bool)
         unsigned = str(self.attributes.get("_Unsigned", "")).lower()
         if self.dtype.kind == "i" and unsigned == "true":
             return np.dtype(f"u{self.dtype.itemsize}")
         if self.dtype.kind == "u" and unsigned == "false":
             return np.dtype(f"i{self.dtype.itemsize}")
         return self.dtype
+
+    @property
+    def is_read_as_floats(self) -> bool:
+        """Whether xarray reads stored integers as floating-point numbers."""
+        return self.is_scaled or bool(self.stored_fills)
 
     @property
     def kind(self) -> str:
@@ -333,13 +363,17 @@ class _Check:
                 values = self._packed(values)
             stored = values.astype(logical)
             self._refuse(*self._inexact(values, stored))
+            if logical.kind in "iu" and encoding.is_read_as_floats:
+                self._refuse(_rounded(stored), "it would be read as a rounded number")
+        if logical.kind == "b":
+            return stored.astype(encoding.dtype)
         return stored.view(encoding.dtype) if logical != encoding.dtype else stored
 
     def _packed(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return numbers as xarray packs them: in double precision."""
-        attributes = self.encoding.attributes
-        scale = float(attributes.get("scale_factor", 1))
-        offset = float(attributes.get("add_offset", 0))
+        scale, offset = self.encoding.packing
+        if values.dtype.kind in "iu":
+            self._refuse(_rounded(values), "it would be rounded")
         packed = (values.astype(np.float64) - offset) / scale
         self._refuse(np.isfinite(values) & ~np.isfinite(packed), "it is too large to be packed")
         return np.rint(packed) if self.encoding.dtype.kind in "iu" else packed
@@ -486,6 +520,14 @@ class _Check:
             stored = counted.astype(self.encoding.dtype)
             self._refuse(np.asarray(stored != counted, bool), "it would be rounded")
         return stored
+
+
+def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which integers no floating-point number of double precision equals."""
+    floats = values.astype(np.float64)
+    most = float(np.iinfo(values.dtype).max)  # rounded up, where that is no such number itself
+    far = floats >= most if int(most) > np.iinfo(values.dtype).max else np.zeros(len(values), bool)
+    return np.asarray(far | (floats.astype(values.dtype) != values), bool)
 
 
 def _kind_of(column: pa.DataType) -> str:
