@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import UTC, datetime
 from itertools import count
 from types import SimpleNamespace
@@ -12,12 +13,15 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.spark import NewArray, map_chunks, write_region
 from icechunk_async.spark.jobs import garbage
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.read.bounds import MOST_PARTITIONS, few
 from icechunk_async.spark.read.reader import IcechunkReader, Reading
+from icechunk_async.spark.shared import workspace_of
 from icechunk_async.spark.tasks import check_result_size, default_files, in_rounds
+from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite
 from icechunk_async.sync import Repository, RepositoryConfig
 from tests.spark.here import session_here
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
+
+    from icechunk_async.sync.store import IcechunkStore
 
 
 def _spark(cores: int = 2, **settings: str) -> SparkSession:
@@ -74,9 +80,42 @@ def test_results_that_spark_would_throw_away_are_refused(repository: Repository,
     """Before a task runs; nothing is committed."""
     before = repository.lookup_branch("main")
     large = NewArray("t", (100_000,), (1,), "i1")
-    with pytest.raises(InvalidInputError, match=r"100000 chunks.*maxResultSize is 1m.*of 3m"):
+    told = r"100000 chunks.*maxResultSize is 1m.*of 3m or more.*about 20m"
+    with pytest.raises(InvalidInputError, match=told):
         map_chunks(_spark(maxResultSize="1m"), url, lambda: None, [], large)
     assert repository.lookup_branch("main") == before
+
+
+def test_merging_takes_no_more_memory_than_the_error_says(url: str) -> None:
+    """Of changes as tasks return them, in up to 25 bytes a chunk."""
+    count, tasks = 50_000, 10
+
+    def prepare(store: IcechunkStore) -> None:
+        zarr.create_array(store, name="a", shape=(count,), chunks=(1,), dtype="i1")
+
+    write = CooperativeWrite.begin(Repository.create(url), prepare=prepare)
+    rng = np.random.default_rng(0)
+    answers: list[Answer] = []
+    for task, coords in enumerate(np.split(np.arange(count, dtype="u4"), tasks)):
+        fork = write.fork()
+        refs = ChunkRefs.build(
+            coords[:, None],
+            Kind.NATIVE,
+            objects=np.arange(len(coords), dtype="u4"),
+            lengths=rng.integers(1, 1 << 20, len(coords)).astype("u8"),
+            chunk_ids=rng.integers(0, 256, (len(coords), 12), np.uint8),
+        )
+        workspace_of(fork).set_refs("/a", refs)
+        answers.append(Answer(task, write.changes(fork)))
+    assert 12 * count < sum(len(it.changes) for it in answers) < 25 * count
+    tracemalloc.start()
+    try:
+        write.commit(answers, tasks, "merged")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The allocator keeps more than is in use: 176 bytes a chunk where 137 were counted.
+    assert peak < 160 * count
 
 
 def test_regions_with_very_many_chunks_are_refused(repository: Repository, url: str) -> None:

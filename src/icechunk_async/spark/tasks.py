@@ -57,6 +57,8 @@ _SCANS_PER_CORE: Final = 16
 _MOST_FILES: Final = 50
 _MOST_LOOKS: Final = 1_000
 _BYTES_A_CHUNK: Final = 25
+_MERGING: Final = 200
+"""Bytes for each chunk of a commit while the driver merges the changes of tasks."""
 _RESULT_SIZE: Final = "spark.driver.maxResultSize"
 _SIZE: Final = re.compile(r"(\d+)([kmgtp]?)b?")
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
@@ -154,8 +156,9 @@ def check_result_size(spark: SparkSession, chunks: int) -> None:
         raise InvalidInputError(
             f"The job would compute {chunks} chunks, whose references are up to {wanted} bytes, "
             f"and {_RESULT_SIZE} is {text}: Spark would throw the results away at the end. Start "
-            f"Spark with a {_RESULT_SIZE} of {-(-wanted >> 20)}m or more, and as much memory of "
-            "the driver; or make chunks larger, or write in several commits with write_region."
+            f"Spark with a {_RESULT_SIZE} of {-(-wanted >> 20)}m or more, and as much more memory "
+            f"of the driver; its Python needs about {-(-chunks * _MERGING >> 20)}m besides. Or "
+            "make chunks larger, or write in several commits with write_region."
         )
 
 
