@@ -1,13 +1,15 @@
 """From a session's changes to a new snapshot: manifests and nodes, encoded but not yet stored.
 
-Manifests of arrays that did not change are reused; the others are rebuilt cell by cell. Nothing
-here is visible to other sessions: a commit stores the files and then moves a reference.
+Manifests of arrays that did not change are reused; the others are rebuilt cell by cell, and small
+arrays share them (`shared`). Nothing here is visible to other sessions: a commit stores the files
+and then moves a reference.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import field, replace
+from itertools import batched
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +19,13 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, WorkingTree
 from icechunk_async.engine.changes.splitting import plan_manifests, split_sizes
+from icechunk_async.engine.commit.shared import (
+    MOST_REFS,
+    Waiting,
+    grouped,
+    is_mostly_garbage,
+    may_share,
+)
 from icechunk_async.engine.sidecars.digests import digests_of, listed
 from icechunk_async.errors import FormatError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList
@@ -59,6 +68,8 @@ __all__ = [
 _CONCURRENT_MANIFESTS: Final = 16
 _CONCURRENT_REWRITES: Final = 4
 """Arrays at a time, and manifests of each; several because reading and writing take time."""
+_REWRITTEN_TOGETHER: Final = 1024
+"""Arrays of a rewrite that may share manifests, so that not all are in memory."""
 _KEPT_REFS: Final = 4096
 _KEPT_BYTES: Final = 1 << 18
 """The largest manifest, by references and by inline bytes, that stays decoded when it is replaced:
@@ -108,13 +119,16 @@ class Written:
     )
     packed: dict[ManifestId, bytes] = field(default_factory=dict[ManifestId, bytes])
     sums: dict[ManifestId, Sidecar] = field(default_factory=dict[ManifestId, Sidecar])
+    waiting: Waiting | None = None
+    """All references of the array, if no manifest is made for them yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """The manifest of one cell."""
+    """The manifest of one cell, or of several small arrays."""
 
-    ref: ManifestRef
+    refs: tuple[ManifestRef, ...]
+    """How each of the arrays refers to it."""
     info: ManifestFileInfo
     packed: bytes
     """Empty once it is stored."""
@@ -168,6 +182,10 @@ class Flusher:
             # nothing is damaged: the base expired, and this says so.
             await self._assets.read_snapshot(base.id)
             raise
+        written = await self._share(written)
+        for node, moved in await self._move_out(base, tree, changed, written):
+            changed.append(node)
+            written.append(moved)
         return self._flushed(base, tree, changed, written)
 
     async def rewrite(
@@ -187,7 +205,10 @@ class Flusher:
             progress(Progress("rewriting arrays", done, len(arrays)))
             return written
 
-        written = await bounded_map(write, arrays, limit=_CONCURRENT_REWRITES)
+        written: list[Written] = []
+        for some in batched(arrays, _REWRITTEN_TOGETHER):
+            found = await bounded_map(write, some, limit=_CONCURRENT_REWRITES)
+            written += await self._share(found, store=True)
         return self._flushed(base, tree, arrays, written)
 
     def num_cells(self, node: Node) -> int:
@@ -240,12 +261,7 @@ class Flusher:
                         f"{base.id} does not list. The repository is damaged."
                     )
                 used[ref.manifest_id] = info
-        dropped = {
-            ref.manifest_id
-            for node in (*map(tree.base_node, changed), *tree.deleted_nodes())
-            if node is not None and node.array is not None
-            for ref in node.array.manifests
-        }
+        dropped = _left_by(tree, changed)
         files = Files.of(base.manifests).edited(
             [info for manifest_id, info in used.items() if manifest_id in made],
             dropped - nodes.using(dropped - used.keys()) - used.keys(),
@@ -258,6 +274,90 @@ class Flusher:
         }
         sums = {key: sidecar for made in written for key, sidecar in made.sums.items()}
         return Flushed(nodes, files, packed, sums)
+
+    async def _share(self, written: list[Written], *, store: bool = False) -> list[Written]:
+        """Make manifests of references that wait for one; small arrays share them.
+
+        With ``store`` they are stored, too.
+        """
+        groups = list(grouped(it.waiting for it in written if it.waiting is not None))
+        if not groups:
+            return written
+        size_bytes = sum(it.size_bytes for group in groups for it in group)
+        found = await self._assets.compute(
+            lambda: [self._encode_group(group) for group in groups], size_bytes=size_bytes
+        )
+        if store:
+            found = await bounded_map(self._store_made, found, limit=_CONCURRENT_REWRITES)
+        placed = {
+            it.node_id: _written([made], (ref,))
+            for group, made in zip(groups, found, strict=True)
+            for it, ref in zip(group, made.refs, strict=True)
+        }
+        for node_id, it in placed.items():
+            known = self._made.get(node_id)
+            if known is not None and known[1].waiting is not None:
+                self._made[node_id] = (known[0], it)
+        return [it if it.waiting is None else placed[it.waiting.node_id] for it in written]
+
+    def _encode_group(self, group: list[Waiting]) -> _Made:
+        """Encode the manifest of some arrays."""
+        manifest_id = ManifestId.random(self._assets.layout.id_bytes)
+        arrays = {it.node_id: it.refs for it in group}
+        return self._encode_refs(manifest_id, arrays, kept=all(it.replaces for it in group))
+
+    async def _move_out(
+        self, base: Snapshot, tree: WorkingTree, changed: list[Node], written: list[Written]
+    ) -> list[tuple[Node, Written]]:
+        """Move arrays that did not change out of shared manifests that are mostly garbage now.
+
+        Cost: one request for each small manifest that deleted arrays shared with others, unless it
+        is cached; those of changed arrays were read for them.
+        """
+        if not self._assets.layout.manifests.shares:
+            return []
+        left = {
+            it
+            for it in _left_by(tree, changed)
+            if (info := base.manifests.get(it)) is not None and 1 < info.num_chunk_refs <= MOST_REFS
+        }
+        if not left:
+            return []
+        nodes = tree.edited().edited(map(_with_manifests, changed, written))
+        moving: list[Node] = []
+        waiting: list[Written] = []
+        for manifest_id, users in nodes.users(left).items():
+            manifest = await self._mostly_garbage(base, manifest_id, users)
+            for node, it in [] if manifest is None else _movable(manifest, nodes, users):
+                moving.append(node)
+                waiting.append(Written((), waiting=it))
+        return list(zip(moving, await self._share(waiting), strict=True))
+
+    async def _mostly_garbage(
+        self, base: Snapshot, manifest_id: ManifestId, users: list[NodeId]
+    ) -> Manifest | None:
+        """Return a manifest if its remaining users need less than half of it; else None.
+
+        One that is damaged is left alone: a commit must not fail for arrays that it does not touch.
+        """
+        manifests = self._assets.manifests
+        get = manifests.get_with_sums if self._assets.keeps_sums else manifests.get
+        try:
+            manifest = await get(manifest_id, base.manifests[manifest_id].size_bytes)
+        except FormatError:
+            return None
+        used = [manifest.arrays[it] for it in users if it in manifest.arrays]
+        return manifest if is_mostly_garbage(manifest, used) else None
+
+    async def _store_made(self, made: _Made) -> _Made:
+        """Store a manifest and its sidecar, and return it without their bytes."""
+        await self._assets.manifests.put(made.info.id, made.packed)
+        sidecar = made.sums
+        if sidecar is not None:
+            await self._assets.sums.put(made.info.id, sidecar.data)
+            sidecar = replace(sidecar, data=b"")
+        self._stored.add(made.info.id)
+        return replace(made, packed=b"", sums=sidecar)
 
     async def store(self, flushed: Flushed) -> None:
         """Store the manifests that are not stored yet, several at a time, and their sidecars."""
@@ -309,7 +409,13 @@ class Flusher:
         )
 
         made = await self._build_cells(
-            node.id, plan.cells, columns, changes, base, store=rewrite_all
+            node.id,
+            plan.cells,
+            columns,
+            changes,
+            base,
+            store=rewrite_all,
+            share=not plan.reused and len(plan.cells) == 1,
         )
         written = replace(made, refs=(*plan.reused, *made.refs))
         self._made[node.id] = (recipe, written)
@@ -324,29 +430,26 @@ class Flusher:
         base: Snapshot,
         *,
         store: bool,
+        share: bool = False,
     ) -> Written:
-        """Build the manifests of some cells; ``store`` each when it is made."""
+        """Build the manifests of some cells; ``store`` each when it is made.
 
-        async def build(cell: CellPlan) -> _Made | None:
-            made = await self._build(node_id, cell, columns, changes, base)
-            if not store or made is None:
-                return made
-            await self._assets.manifests.put(made.info.id, made.packed)
-            sidecar = made.sums
-            if sidecar is not None:
-                await self._assets.sums.put(made.info.id, sidecar.data)
-                sidecar = replace(sidecar, data=b"")
-            self._stored.add(made.info.id)
-            return replace(made, packed=b"", sums=sidecar)
+        With ``share`` the references of an only cell may be left to `_share`.
+        """
+        share = share and self._assets.layout.manifests.shares
+
+        async def build(cell: CellPlan) -> _Made | Waiting | None:
+            made = await self._build(node_id, cell, columns, changes, base, share=share)
+            return await self._store_made(made) if store and isinstance(made, _Made) else made
 
         limit = _CONCURRENT_REWRITES if store else _CONCURRENT_MANIFESTS
-        made = [it for it in await bounded_map(build, cells, limit=limit) if it is not None]
-        return Written(
-            tuple(it.ref for it in made),
-            {it.info.id: it.info for it in made},
-            {it.info.id: it.packed for it in made},
-            {it.info.id: it.sums for it in made if it.sums is not None},
-        )
+        made: list[_Made] = []
+        for it in await bounded_map(build, cells, limit=limit):
+            if isinstance(it, Waiting):
+                return Written((), waiting=it)
+            if it is not None:
+                made.append(it)
+        return _written(made, tuple(ref for it in made for ref in it.refs))
 
     async def _build(
         self,
@@ -355,8 +458,13 @@ class Flusher:
         columns: ChunkRefs,
         changes: ArrayChanges,
         base: Snapshot,
-    ) -> _Made | None:
-        """Build one cell's manifest; None if no reference is left in it."""
+        *,
+        share: bool,
+    ) -> _Made | Waiting | None:
+        """Build one cell's manifest; None if no reference is left in it.
+
+        With ``share`` only its references, if they are few.
+        """
         patched = await self._patch(node_id, cell, columns, changes, base)
         if patched is not None:
             return patched
@@ -369,8 +477,8 @@ class Flusher:
             manifest = await get(source.manifest_id, size_bytes)
             parts.append(manifest.refs(node_id, columns.rank))
 
-        def encode() -> _Made | None:
-            return self._encode(node_id, cell, parts, columns, changes)
+        def encode() -> _Made | Waiting | None:
+            return self._encode(node_id, cell, parts, columns, changes, share=share)
 
         count = sum(map(len, parts)) + len(cell.changes)
         return await self._assets.compute(encode, size_bytes=count * _BYTES_PER_REF)
@@ -425,7 +533,7 @@ class Flusher:
             return None
         packed, sidecar = made
         new = ManifestFileInfo(manifest_id, len(packed), info.num_chunk_refs)
-        return _Made(ManifestRef(manifest_id, source.extents), new, packed, sidecar)
+        return _Made((ManifestRef(manifest_id, source.extents),), new, packed, sidecar)
 
     def _encode(
         self,
@@ -434,7 +542,9 @@ class Flusher:
         parts: list[ChunkRefs],
         columns: ChunkRefs,
         changes: ArrayChanges,
-    ) -> _Made | None:
+        *,
+        share: bool,
+    ) -> _Made | Waiting | None:
         box = cell.box
         if changes.kept_grid is not None:
             box = tuple((a, min(b, c)) for (a, b), c in zip(box, changes.kept_grid, strict=True))
@@ -444,21 +554,35 @@ class Flusher:
         refs = merge(parts, ours, box)
         if len(refs) == 0:
             return None
+        size_bytes = may_share(refs) if share else None
+        if size_bytes is not None:
+            return Waiting(node_id, refs, size_bytes, replaces=bool(parts))
         manifest_id = ManifestId.random(self._assets.layout.id_bytes)
+        return self._encode_refs(manifest_id, {node_id: refs}, kept=bool(parts))
+
+    def _encode_refs(
+        self, manifest_id: ManifestId, arrays: Mapping[NodeId, ChunkRefs], *, kept: bool
+    ) -> _Made:
+        """Encode a manifest; with ``kept`` a small one stays in memory decoded."""
         packed = self._assets.manifests.encode(
-            manifest_id, {node_id: refs}, self.options.location_dictionary
+            manifest_id, arrays, self.options.location_dictionary
         )
-        if parts and len(refs) <= _KEPT_REFS:
+        count = sum(map(len, arrays.values()))
+        if kept and count <= _KEPT_REFS:
             # An array that changes is likely to change again. To keep those of many new arrays
             # takes a tenth of the time of their commit. Without what `take` left of
             # larger pools, which it would keep in memory. Checksums are read from their own file,
             # and only by who wants them.
-            small = replace(refs.narrow().compact(), sums=None)
-            if small.inline.nbytes <= _KEPT_BYTES:
-                self._decoded[manifest_id] = Manifest(manifest_id, {node_id: small})
-        info = ManifestFileInfo(manifest_id, len(packed), len(refs))
-        sidecar = _sidecar(manifest_id, node_id, refs, packed) if self._assets.keeps_sums else None
-        return _Made(ManifestRef(manifest_id, refs.extents()), info, packed, sidecar)
+            small = {
+                node_id: replace(refs.narrow().compact(), sums=None)
+                for node_id, refs in arrays.items()
+            }
+            if sum(refs.inline.nbytes for refs in small.values()) <= _KEPT_BYTES:
+                self._decoded[manifest_id] = Manifest(manifest_id, small)
+        info = ManifestFileInfo(manifest_id, len(packed), count)
+        sidecar = _sidecar(manifest_id, arrays, packed) if self._assets.keeps_sums else None
+        refs = tuple(ManifestRef(manifest_id, it.extents()) for it in arrays.values())
+        return _Made(refs, info, packed, sidecar)
 
 
 async def with_digests(assets: Assets, flushed: Flushed, base_list: DigestList | None) -> Flushed:
@@ -494,10 +618,48 @@ def plan_cells(node: Node, splitting: ManifestSplittingConfig | None) -> list[Ce
     return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True).cells
 
 
-def _sidecar(manifest_id: ManifestId, node_id: NodeId, refs: ChunkRefs, packed: bytes) -> Sidecar:
-    """Return the checksums of a manifest of one array."""
+def _written(made: Sequence[_Made], refs: tuple[ManifestRef, ...]) -> Written:
+    return Written(
+        refs,
+        {it.info.id: it.info for it in made},
+        {it.info.id: it.packed for it in made},
+        {it.info.id: it.sums for it in made if it.sums is not None},
+    )
+
+
+def _movable(manifest: Manifest, nodes: Nodes, users: list[NodeId]) -> list[tuple[Node, Waiting]]:
+    """Return the arrays that use a manifest, with their references.
+
+    None if another writer laid it out in another way.
+    """
+    found: list[tuple[Node, Waiting]] = []
+    for node_id in users:
+        path = nodes.path_of(node_id)
+        node = None if path is None else nodes[path]
+        if node is None or node.array is None or len(node.array.manifests) != 1:
+            return []
+        refs = manifest.refs(node_id, len(node.array.dimensions)).narrow().compact()
+        size_bytes = may_share(refs)
+        if len(refs) == 0 or size_bytes is None:
+            return []
+        found.append((node, Waiting(node_id, refs, size_bytes, replaces=False)))
+    return [] if manifest.strays else found
+
+
+def _left_by(tree: WorkingTree, changed: Sequence[Node]) -> set[ManifestId]:
+    """Return the manifests that changed and deleted arrays have in the base."""
+    return {
+        ref.manifest_id
+        for node in (*map(tree.base_node, changed), *tree.deleted_nodes())
+        if node is not None and node.array is not None
+        for ref in node.array.manifests
+    }
+
+
+def _sidecar(manifest_id: ManifestId, arrays: Mapping[NodeId, ChunkRefs], packed: bytes) -> Sidecar:
+    """Return the checksums of a manifest."""
     digest = hashlib.sha256(packed).digest()
-    return _encoded(ManifestSums.of(Manifest(manifest_id, {node_id: refs}), digest))
+    return _encoded(ManifestSums.of(Manifest(manifest_id, arrays), digest))
 
 
 def _patched_sums(

@@ -104,6 +104,7 @@ class _Manifests:
     spec_version: int
     pieces: _Pieces = _PIECES
     patches: bool = True
+    shares: bool = True
 
     def open(self, manifest_id: ManifestId, data: Bytes) -> HeldManifest:
         del manifest_id  # the file has it
@@ -126,9 +127,7 @@ class _Manifests:
     ) -> bytes:
         from icechunk_async.format.manifest.few import encode_few  # noqa: PLC0415 -- loaded when it is used
 
-        payload: memoryview | None = None
-        if len(arrays) == 1:
-            payload = encode_few(manifest_id, *next(iter(arrays.items())))
+        payload = encode_few(manifest_id, arrays)
         if payload is None:
             payload = encode_manifest(manifest_id, arrays, location_dictionary=dictionary)
         if any(refs.has_cut_seconds for refs in arrays.values()):  # such a file is not seekable

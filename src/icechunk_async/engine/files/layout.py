@@ -162,6 +162,11 @@ class ManifestCodec(Protocol):
         """Whether `patch` can ever work."""
         ...
 
+    @property
+    def shares(self) -> bool:
+        """Whether one manifest can hold the references of several arrays."""
+        ...
+
     def open(self, manifest_id: ManifestId, data: Bytes) -> HeldManifest:
         """Open the whole file of a manifest; decode it if it is small.
 

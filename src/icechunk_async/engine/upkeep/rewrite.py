@@ -22,6 +22,7 @@ from icechunk_async.engine.commit.flush import (
 )
 from icechunk_async.engine.commit.guard import RewriteGuard
 from icechunk_async.engine.commit.once import repeated
+from icechunk_async.engine.commit.shared import MOST_REFS
 from icechunk_async.engine.history import Amend, Commit, check_online, check_unprotected
 from icechunk_async.errors import (
     InvalidInputError,
@@ -106,7 +107,10 @@ async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
         if node.array is None:
             continue
         old = node.array.manifests
-        shared = any(uses[ref.manifest_id] > 1 for ref in old)
+        shared = any(
+            uses[ref.manifest_id] > 1 and base.manifests[ref.manifest_id].num_chunk_refs > MOST_REFS
+            for ref in old
+        )
         cells = plan_cells(node, engine.manifest_options.splitting)
         is_split = len(cells) == len(old) and all(
             len(it.sources) == 1 and (not it.box or within(it.sources[0].extents, it.box))

@@ -15,7 +15,7 @@ from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest.refs import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.refs import ChunkRefs
@@ -23,15 +23,20 @@ if TYPE_CHECKING:
 __all__ = ["encode_few"]
 
 _FEW: Final = 100
-"""One by one is quicker up to some 140 references, and by far for a dozen."""
+"""One by one is quicker up to some 140 references of an array, and by far for a dozen."""
+_MOST: Final = 1 << 12
 _MOST_INLINE: Final = 1 << 20
-"""Bytes, far below what a file may hold."""
+"""References and inline bytes of all arrays, far below what a file may hold."""
 
-_HEAD: Final = Struct("<I4s6H4HI12sIIIII8sII")
-"""The root and the table of the only array, up to the offsets of its references."""
+_HEAD: Final = Struct("<I4s6H4HI12sII")
+"""The root, up to the vector of arrays: vtables and the only table."""
 _ROOT: Final = (12, 24, 4, 16, 0, 20)
 _ARRAY: Final = (8, 16, 4, 12)
 """Their vtables."""
+_ARRAY_VTABLE: Final = 20
+"""Where that of arrays is."""
+_TABLE: Final = Struct("<I8sI")
+"""The table of an array: the distance back to its vtable, the node, that to its references."""
 _COUNT: Final = Struct("<I")
 _INLINE, _NATIVE = map(int, (Kind.INLINE, Kind.NATIVE))
 _ID_BYTES: Final = ChunkId.size_bytes
@@ -63,30 +68,58 @@ def _record(kind: int, rank: int, *, has_offset: bool) -> _Record:
     return _Record("Q12s", {0: 4, 3: 8, 4: 16}, 28, rank)
 
 
-def encode_few(identifier: ManifestId, node_id: NodeId, refs: ChunkRefs) -> memoryview | None:
-    """Return the FlatBuffer of a manifest of one array, as `writing.encode_manifest` does.
+def encode_few(identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]) -> memoryview | None:
+    """Return the FlatBuffer of a manifest, as `writing.encode_manifest` does.
 
     None if there are too many references or inline bytes, or virtual references.
 
     Cost: one to two microseconds for each reference.
     """
-    count, kinds = len(refs), refs.kinds.tolist()
-    if count > _FEW or len(refs.inline) > _MOST_INLINE or not _WRITTEN.issuperset(kinds):
+    nodes = sorted(arrays)
+    found = [arrays[node] for node in nodes]
+    if sum(map(len, found)) > min(_MOST, _FEW * len(nodes)):
         return None
-    if refs.chunk_ids.shape[1] != _ID_BYTES:  # of another layout, which the other way refuses
+    if sum(len(refs.inline) for refs in found) > _MOST_INLINE:
         return None
+    kinds: list[list[int]] = [refs.kinds.tolist() for refs in found]
+    if not all(map(_WRITTEN.issuperset, kinds)):
+        return None
+    if any(refs.chunk_ids.shape[1] != _ID_BYTES for refs in found):
+        return None  # of another layout, which the other way refuses
+    entry = _HEAD.size + 4
+    first = entry + 4 * len(nodes)
+    at = first + _TABLE.size * len(nodes)
+    entries: list[int] = []
+    tables: list[bytes] = []
+    blocks: list[bytes | memoryview] = []
+    for place, (node, refs) in enumerate(zip(nodes, found, strict=True)):
+        table = first + _TABLE.size * place
+        entries.append(table - entry - 4 * place)
+        tables.append(_TABLE.pack(table - _ARRAY_VTABLE, node, at - table - 12))
+        at = _append(blocks, refs, kinds[place], at)
+    # Distances from where they stand: to the root; from it back to its vtable, to the arrays and to
+    # no dictionary.
+    head = _HEAD.pack(28, IDENTIFIER, *_ROOT, *_ARRAY, 20, identifier, 8, 0)
+    vector = Struct(f"<{len(nodes) + 1}I").pack(len(nodes), *entries)
+    return memoryview(b"".join((head, vector, *tables, *blocks)))
+
+
+def _append(parts: list[bytes | memoryview], refs: ChunkRefs, kinds: list[int], start: int) -> int:
+    """Append the references of an array, which begin at a place; return where they end."""
+    count, vector = len(refs), len(parts)
     coords, offsets, lengths = (it.tolist() for it in (refs.coords, refs.offsets, refs.lengths))
     inline = [row for row, kind in enumerate(kinds) if kind == _INLINE]
     native = [row for row, kind in enumerate(kinds) if kind == _NATIVE]
     has_offset = any(offsets[row] for row in native)
-    at = _HEAD.size + 4 * count
+    parts.append(b"")
+    at = start + 4 + 4 * count
     groups: list[tuple[int, list[int], _Record, int]] = []
     for kind, rows in ((_INLINE, inline), (_NATIVE, native)):
         if rows:
             record = _record(kind, refs.rank, has_offset=has_offset)
             groups.append((kind, rows, record, at))
             at = record.first(at) + record.size * len(rows)
-    entries, parts = [0] * count, list[bytes | memoryview]([b""])
+    entries = [0] * count
     fields: Iterator[tuple[int | bytes, ...]]
     for kind, rows, record, vtable_at in groups:
         table = record.first(vtable_at)
@@ -99,18 +132,14 @@ def encode_few(identifier: ManifestId, node_id: NodeId, refs: ChunkRefs) -> memo
             parts.append(
                 record.pack(table - vtable_at, record.index, *values, refs.rank, *coords[row])
             )
-            entries[row] = table - _HEAD.size - 4 * row
+            entries[row] = table - start - 4 - 4 * row
             table += record.size
     for row in inline:
-        start, size = offsets[row], lengths[row]
-        parts += (_COUNT.pack(size), refs.inline[start : start + size], bytes(-size % 4))
-    # Distances from where they stand: to the root; from it back to its vtable, to the arrays and to
-    # no dictionary; in the vector of one array to that; from this to its vtable and references.
-    head = _HEAD.pack(
-        *(28, IDENTIFIER, *_ROOT, *_ARRAY, 20, identifier, 8, 0, 1, 4, 40, node_id, 4, count)
-    )
-    parts[0] = head + Struct(f"<{count}I").pack(*entries)
-    return memoryview(b"".join(parts))
+        first, size = offsets[row], lengths[row]
+        parts += (_COUNT.pack(size), refs.inline[first : first + size], bytes(-size % 4))
+        at += 4 + size + -size % 4
+    parts[vector] = Struct(f"<{count + 1}I").pack(count, *entries)
+    return at
 
 
 def _inline_fields(distance: int, step: int, lengths: list[int]) -> Iterator[tuple[int, ...]]:

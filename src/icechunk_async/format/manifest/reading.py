@@ -17,10 +17,11 @@ from icechunk_async.format.flatbuffers.buffer import FEWEST, Buffer
 from icechunk_async.format.flatbuffers.reading import Tables, Vectors
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
 from icechunk_async.format.manifest.locations import StoredStrings, join_stored
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind, disorder
+from icechunk_async.format.manifest.row_index import ascends
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -118,15 +119,70 @@ def decode_manifest(payload: bytes | memoryview, *, seconds_cut: bool = False) -
     refs.check_tables()
     decoded: dict[NodeId, ChunkRefs] = {}
     strays: dict[tuple[NodeId, int], ChunkRefs] = {}
+    together = _decode_small_arrays(refs, dictionary)
     for row in range(len(arrays)):
         node = NodeId(nodes[row].tobytes())
         if node in decoded:
             raise FormatError(f"Manifest {identifier} lists the array {node} twice.")
-        for plain in _decode_array(refs.row(row), dictionary):
+        parts = _decode_array(refs.row(row), dictionary) if together is None else [together[row]]
+        for plain in parts:
             found = replace(plain, seconds_cut=True) if seconds_cut else plain
             if decoded.setdefault(node, found) is not found:
                 strays[node, found.rank] = found
     return Manifest(identifier, decoded, strays)
+
+
+def _decode_small_arrays(vectors: Vectors, dictionary: bytes | None) -> list[ChunkRefs] | None:
+    """Read the references of small arrays that share a manifest, those of one rank together.
+
+    None if it is one array, if they are many, or if an array has none or some of several ranks:
+    such are read array by array.
+
+    Raises:
+        FormatError: as `_decode_array`.
+
+    Cost: ten microseconds for each array, a tenth of what it takes by itself.
+    """
+    arrays, counts = len(vectors), vectors.counts
+    if arrays < 2 or not counts.all() or int(counts.sum()) > _BLOCK:
+        return None
+    tables = vectors.tables()
+    index = tables.vector(0, 4, 4, required="index")
+    firsts = np.cumsum(counts) - counts
+    ranks = index.counts[firsts]
+    if int(ranks.max()) > MAX_RANK or (index.counts != np.repeat(ranks, counts)).any():
+        return None
+    found: dict[int, ChunkRefs] = {}
+    for rank in set(ranks.tolist()):
+        chosen = np.flatnonzero(ranks == rank)
+        rows = np.flatnonzero(index.counts == rank)
+        ((_, coords),) = index.select(rows).matrices(MAX_RANK)
+        refs = decode_rows(tables.select(rows), coords, dictionary)
+        ends = np.cumsum(counts[chosen])
+        before = ascends(coords)
+        before[ends[:-1] - 1] = True  # the next row is of another array
+        if not before.all():
+            raise disorder()
+        found.update(zip(chosen.tolist(), _divided(refs, ends.tolist()), strict=True))
+    return [found[array] for array in range(arrays)]
+
+
+def _divided(refs: ChunkRefs, ends: list[int]) -> Iterator[ChunkRefs]:
+    """Iterate over the arrays of which decoded references are, given where each ends.
+
+    Each has only the ids of its chunks; other pools are shared.
+    """
+    native = refs.kinds == Kind.NATIVE
+    ids = [0, *np.cumsum(native)[np.array(ends) - 1].tolist()]
+    start = 0
+    for number, end in enumerate(ends):
+        part = refs.take(slice(start, end))
+        first, stop = ids[number], ids[number + 1]
+        objects = part.objects
+        if first and stop > first:
+            objects = objects - np.uint32(first) * native[start:end]
+        yield replace(part, objects=objects, chunk_ids=refs.chunk_ids[first:stop])
+        start = end
 
 
 def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:

@@ -42,6 +42,7 @@ __all__ = [
     "NativeChunk",
     "VirtualChunk",
     "columns_of",
+    "disorder",
 ]
 
 
@@ -362,9 +363,7 @@ class ChunkRefs:
         if len(self) < 2:
             return
         if not self._index.ascending:
-            raise FormatError(
-                "The chunk references of a manifest are not in ascending order, or repeat."
-            )
+            raise disorder()
 
     @classmethod
     def concat(cls, parts: Sequence[ChunkRefs]) -> ChunkRefs:
@@ -444,6 +443,11 @@ class ChunkRefs:
         copy_pieces(packed, places, np.frombuffer(self.inline, np.uint8), starts, sizes)
         offsets[rows] = places
         return replace(self, offsets=offsets, inline=packed.data)
+
+
+def disorder() -> FormatError:
+    """Return the error for references that lookups could not find."""
+    return FormatError("The chunk references of a manifest are not in ascending order, or repeat.")
 
 
 def _joined_ids(parts: Sequence[ChunkRefs]) -> npt.NDArray[np.uint8]:

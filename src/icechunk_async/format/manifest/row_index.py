@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     type Coordinates = tuple[int, ...]
 
-__all__ = ["RowIndex", "rows_in"]
+__all__ = ["RowIndex", "ascends", "rows_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RowIndex:
             strides[axis] = strides[axis + 1] * (high[axis] - low[axis] + 1)
         box = (low, high, tuple(strides[1:]))
         if strides[0] >= 1 << 63:
-            return cls(coords, *box, _ascending(coords), full=False)
+            return cls(coords, *box, bool(ascends(coords).all()), full=False)
         keys = _keys(count, columns, low, strides)
         ascending = bool((keys[1:] > keys[:-1]).all())
         full = ascending and strides[0] == count
@@ -93,11 +93,16 @@ def _keys(
     return keys
 
 
-def _ascending(coords: npt.NDArray[np.uint32]) -> bool:
-    """Return whether rows ascend strictly; works for any coordinates."""
+def ascends(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    """Return which rows, ``(n - 1,)``, are below the next one; works for any coordinates."""
     before, after = coords[:-1], coords[1:]
+    if coords.shape[1] == 0:
+        return np.zeros(len(before), bool)
+    if coords.shape[1] == 1:
+        return before[:, 0] < after[:, 0]
     first = (before != after).argmax(axis=1)[:, None]  # the axis that decides; 0 if equal
-    return bool((np.take_along_axis(before, first, 1) < np.take_along_axis(after, first, 1)).all())
+    found = np.take_along_axis(before, first, 1) < np.take_along_axis(after, first, 1)
+    return found[:, 0]
 
 
 def rows_in(rows: npt.NDArray[np.uint32], others: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:

@@ -288,15 +288,34 @@ class Nodes(Mapping[str, Node]):
         }
         if self._table is None or are_few or len(found) == len(wanted):
             return found  # of layouts without such tables ids may have other lengths
-        layout = self._table.layout
-        sought = np.array([int.from_bytes(it[:8], "little") for it in wanted - found], "<u8")
+        found.update(it for it, _ in self._stored_uses(self._table, wanted - found))
+        return found
+
+    def users(self, manifests: Collection[ManifestId]) -> dict[ManifestId, list[NodeId]]:
+        """Return the nodes that refer to some manifests, by manifest. Cost: as `using`."""
+        wanted = set(manifests)
+        found: dict[ManifestId, list[NodeId]] = {}
+        for node in self._put.values():
+            for ref in node.array.manifests if node.array is not None else ():
+                if ref.manifest_id in wanted:
+                    found.setdefault(ref.manifest_id, []).append(node.id)
+        if self._table is not None:
+            for manifest_id, row in self._stored_uses(self._table, wanted):
+                found.setdefault(manifest_id, []).append(self._table.node_id(row))
+        return found
+
+    def _stored_uses(
+        self, table: NodeTable, wanted: set[ManifestId]
+    ) -> Iterator[tuple[ManifestId, int]]:
+        """Iterate over the nodes of the file that refer to manifests: each manifest and row."""
+        layout = table.layout
+        sought = np.array([int.from_bytes(it[:8], "little") for it in wanted], "<u8")
         rows = np.flatnonzero(_are_in(layout.manifest_heads, sought))
         covered = set(self._covered.values())
         for row, node in zip(rows.tolist(), layout.manifest_rows[rows].tolist(), strict=True):
             manifest_id = ManifestId(layout.manifest_ids[row].tobytes())
             if node not in covered and manifest_id in wanted:
-                found.add(manifest_id)
-        return found
+                yield manifest_id, node
 
 
 def _are_in(numbers: npt.NDArray[Any], few: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -180,11 +180,19 @@ class NodeTable(TableList):
         place = int(ids.searchsorted(np.uint64(wanted), side="right")) - 1
         return rows.item(place) if place >= 0 and ids.item(place) == wanted else None
 
+    def node_id(self, row: int) -> NodeId:
+        """Return the id of a node; nothing else of it is decoded."""
+        return NodeId(self._ids[row].tobytes())
+
+    @cached_property
+    def _ids(self) -> npt.NDArray[np.uint8]:
+        """The ids of all nodes, ``(n, 8)``."""
+        return np.ascontiguousarray(self.tables.struct(0, NodeId.size_bytes, field="id"))
+
     @cached_property
     def _by_id(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
         """The ids as numbers in ascending order, and the row of each."""
-        raw = np.ascontiguousarray(self.tables.struct(0, NodeId.size_bytes, field="id"))
-        ids = raw.view(">u8").ravel().astype(np.uint64)
+        ids = self._ids.view(">u8").ravel().astype(np.uint64)
         rows = np.argsort(ids, kind="stable")
         return ids[rows], rows
 

@@ -60,8 +60,8 @@ def test_a_commit_is_two_requests_after_the_last_chunk(spec: int) -> None:
     assert seconds == 2
     # In format 2 the operations log tells whether garbage was collected, in format 1 a listing.
     more = {"copy": 1} if spec == 2 else {"list_prefix": 1}
-    # Three manifests, a snapshot, a log, and the reference or the repo info.
-    assert requests == {"put": 6, **more}
+    # One manifest of three arrays, a snapshot, a log, and the reference or the repo info.
+    assert requests == {"put": 4, **more}
 
 
 @pytest.mark.parametrize("spec", [1, 2])

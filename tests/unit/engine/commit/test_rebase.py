@@ -322,8 +322,11 @@ async def test_retry_stores_only_manifests_that_the_winner_affected(filled: Repo
     await other.commit("theirs")
     await session.rebase(ConflictDetector())
     _, again, _ = await session.publisher.draft("second", None, None, session.workspace.changes.log)
-    assert len(first[1].manifests) == 2
-    assert len(again.manifests) == 1  # only that of the array that both wrote to
+    assert len(first[1].manifests) == 1  # both arrays share it
+    assert first[1].nodes["/big"].array == again.nodes["/big"].array
+    (made,) = again.manifests  # only that of the array that both wrote to
+    assert again.nodes["/a"].array is not None
+    assert [ref.manifest_id for ref in again.nodes["/a"].array.manifests] == [made]
 
 
 def test_a_conflict_prints_without_its_node_id() -> None:

@@ -56,21 +56,24 @@ def stored_refs(rank: int) -> st.SearchStrategy[ChunkRefs]:
     return maps.map(lambda refs: refs_of(rank, refs))
 
 
+ARRAYS = st.dictionaries(NODE_IDS, st.integers(0, 4).flatmap(stored_refs), min_size=1, max_size=4)
+
+
 @settings(deadline=None)
-@given(MANIFEST_IDS, NODE_IDS, st.integers(0, 4).flatmap(stored_refs))
+@given(MANIFEST_IDS, ARRAYS)
 def test_files_are_those_that_columns_make(
-    identifier: ManifestId, node: NodeId, refs: ChunkRefs
+    identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]
 ) -> None:
-    """Byte for byte, also from columns that share pools with others."""
-    assert encode_few(identifier, node, refs) == encode_manifest(identifier, {node: refs})
-    some = refs.take(slice(1, None, 2))
-    assert encode_few(identifier, node, some) == encode_manifest(identifier, {node: some})
+    """Byte for byte, of one array or several, also from columns that share pools with others."""
+    assert encode_few(identifier, arrays) == encode_manifest(identifier, arrays)
+    some = {node: refs.take(slice(1, None, 2)) for node, refs in arrays.items()}
+    assert encode_few(identifier, some) == encode_manifest(identifier, some)
 
 
 @pytest.mark.parametrize(
     "refs",
     [
-        ChunkRefs.from_mapping(1, {(it,): InlineChunk(b"") for it in range(writing_few._FEW + 1)}),
+        ChunkRefs.from_mapping(1, {(it,): InlineChunk(b"") for it in range(2 * writing_few._FEW)}),
         ChunkRefs.from_mapping(1, {(0,): InlineChunk(bytes(writing_few._MOST_INLINE + 1))}),
         ChunkRefs.from_mapping(1, {(0,): VirtualChunk("s3://bucket/key", 0, 1)}),
     ],
@@ -78,7 +81,9 @@ def test_files_are_those_that_columns_make(
 )
 def test_columns_write_what_is_not_a_few(refs: ChunkRefs) -> None:
     """Many, which they write faster, and kinds that are rarely written alone."""
-    assert encode_few(manifest_id(1), node_id(1), refs) is None
+    assert encode_few(manifest_id(1), {node_id(1): refs}) is None
+    small = ChunkRefs.from_mapping(1, {(0,): InlineChunk(b"1")})
+    assert encode_few(manifest_id(1), {node_id(1): refs, node_id(2): small}) is None
 
 
 BOX = ((1, 4), (0, 3))

@@ -76,6 +76,7 @@ class _Snapshots:
 class _Manifests:
     pieces: None = None
     patches: bool = False
+    shares: bool = False
 
     def open(self, manifest_id: ManifestId, data: Bytes) -> HeldManifest:
         return decode_manifest(manifest_id, data)

@@ -197,6 +197,7 @@ _PIECES: Final = _Pieces()
 class _Manifests:
     pieces: _Pieces = _PIECES
     patches: bool = False
+    shares: bool = False
 
     def open(self, manifest_id: ManifestId, data: Bytes) -> HeldManifest:
         return self.decode(manifest_id, data)

@@ -183,6 +183,7 @@ async def test_what_the_origin_collects_is_lost_and_said(tmp_path: Path) -> None
         await repository.copy_to(tmp_path / "copy", shallow=True)
         await repository.delete_branch("side")
         await repository.delete_tag("v1")
+        await repository.rewrite_manifests("alone", branch="main")  # the tip's shares one with it
         await repository.expire_snapshots(datetime.now(UTC))
         await repository.garbage_collect(datetime.now(UTC))
     async with open_with_access(tmp_path / "copy", ours, sources) as repository:

@@ -1,0 +1,100 @@
+"""Decide which arrays share a manifest, and when those that stayed in an old one move out.
+
+A manifest may hold the references of several arrays. A commit that writes many small arrays puts
+them together, so that it stores a few objects and not one for each. Pure: takes references, and
+returns groups of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async._runtime.dataclasses import dataclass
+from icechunk_async.format.manifest.refs import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.format.manifest.refs import ChunkRefs
+
+__all__ = ["MOST_REFS", "Waiting", "grouped", "is_mostly_garbage", "may_share"]
+
+MOST_REFS: Final = 1000
+"""References in a shared manifest. Readers preload coordinates from manifests up to this size."""
+_MOST_ARRAYS: Final = 64
+_MOST_BYTES: Final = 1 << 16
+"""Bytes of a shared manifest before it is compressed, roughly: a reader of one array gets all."""
+_MOST_REFS_OF_ONE: Final = 100
+_MOST_BYTES_OF_ONE: Final = 1 << 14
+_BYTES_PER_REF: Final = 44
+"""The bytes of a reference in a file besides inline bytes and its location."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """All references of one array, which wait for a manifest."""
+
+    node_id: NodeId
+    refs: ChunkRefs
+    size_bytes: int
+    """Their size in a file, roughly."""
+    replaces: bool
+    """Whether the array had others before, so that it is likely to change again."""
+
+
+def may_share(refs: ChunkRefs) -> int | None:
+    """Return the bytes that references take in a shared manifest; None if they are too many."""
+    count = len(refs)
+    if count > _MOST_REFS_OF_ONE:
+        return None
+    size = _BYTES_PER_REF * count
+    kinds = refs.kinds
+    inline = kinds == Kind.INLINE
+    if inline.any():
+        size += int(refs.lengths[inline].sum())
+    virtual = kinds == Kind.VIRTUAL
+    if virtual.any():
+        for pool, used in (
+            (refs.locations, refs.objects[virtual]),
+            (refs.etag_pool, refs.etags[virtual]),
+        ):
+            size += sum(len(pool.get(it)) for it in set(used.tolist()) if it >= 0)
+    return size if size <= _MOST_BYTES_OF_ONE else None
+
+
+def grouped(waiting: Iterable[Waiting]) -> Iterator[list[Waiting]]:
+    """Divide arrays among manifests, in the order given: neighbours are often read together."""
+    group: list[Waiting] = []
+    refs = size = 0
+    for it in waiting:
+        refs += len(it.refs)
+        size += it.size_bytes
+        if group and (len(group) == _MOST_ARRAYS or refs > MOST_REFS or size > _MOST_BYTES):
+            yield group
+            group, refs, size = [], len(it.refs), it.size_bytes
+        group.append(it)
+    if group:
+        yield group
+
+
+def is_mostly_garbage(manifest: Manifest, used: Sequence[ChunkRefs]) -> bool:
+    """Return whether less than half of a manifest is in use: of its references, or their bytes.
+
+    Collection keeps all chunks that a manifest refers to, also for arrays that moved out of it.
+
+    Args:
+        manifest: all of it.
+        used: the references of those arrays that still use it.
+    """
+    if 2 * sum(map(len, used)) < len(manifest):
+        return True
+    stored = sum(map(_native_bytes, manifest.arrays.values()))
+    return 2 * sum(map(_native_bytes, used)) < stored
+
+
+def _native_bytes(refs: ChunkRefs) -> int:
+    return int(refs.lengths[refs.kinds == Kind.NATIVE].sum(dtype=np.uint64))
