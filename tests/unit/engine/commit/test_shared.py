@@ -108,6 +108,7 @@ def test_a_manifest_is_mostly_garbage_by_references_or_by_bytes() -> None:
     assert not is_mostly_garbage(of(ten, ten), [ten])
     assert is_mostly_garbage(of(ten, nine), [nine])
     assert is_mostly_garbage(of(ten, large), [ten])
+    assert is_mostly_garbage(of(ten, large), [large])
     assert not is_mostly_garbage(of(large, large), [large])
 
 
