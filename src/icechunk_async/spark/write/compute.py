@@ -340,12 +340,12 @@ def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any]
     values = np.asarray(block)
     if values.shape != wanted:
         raise InvalidInputError(
-            f"The block for {region} of {target.path!r} has the shape {values.shape}, and the "
+            f"The block for {_shown(region)} of {target.path!r} has the shape {values.shape}, and the "
             f"region has {wanted}."
         )
     if not np.can_cast(values.dtype, target.dtype, "same_kind"):
         raise InvalidInputError(
-            f"The block for {region} of {target.path!r} is of {values.dtype}, which the array's "
+            f"The block for {_shown(region)} of {target.path!r} is of {values.dtype}, which the array's "
             f"{target.dtype} cannot hold. Convert it, for example with astype."
         )
     with np.errstate(over="ignore"):
@@ -359,9 +359,15 @@ def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any]
                 target[region] = stored
                 return
     raise InvalidInputError(
-        f"The block for {region} of {target.path!r} has {lost[0]!s}, which the array's "
+        f"The block for {_shown(region)} of {target.path!r} has {lost[0]!s}, which the array's "
         f"{target.dtype} cannot hold. Make the array with a larger type, or change such values."
     )
+
+
+def _shown(region: Region) -> str:
+    """Return a region as NumPy's users write it, such as `[0:2, :]`."""
+    ends = (["" if it is None else str(it) for it in (at.start, at.stop)] for at in region)
+    return f"[{', '.join(':'.join(it) for it in ends)}]"
 
 
 def _fits(value: Any, dtype: np.dtype[Any]) -> bool:
