@@ -288,7 +288,11 @@ class _Known:
         """Return bounds of stored numbers as the table has them: xarray decodes them as values."""
         meaning = self.array.meaning
         numbers = np.where(chosen, bounds, bounds.dtype.type(0)).astype(meaning.numbers)
-        return self._decoded(numbers.view(meaning.stored.newbyteorder("=")))
+        stored = numbers.view(meaning.stored.newbyteorder("="))
+        variable = xarray.Variable(("chunk",), stored, stored_attributes(self.array.array))
+        decode = cast("Any", decode_cf_variable)
+        decoded = decode(self.column.name, variable, decode_times=times_decoder(decode=True))
+        return to_arrow(values_of(decoded), self.column.type)
 
     def _shown_texts(self, chosen: Mask) -> tuple[pa.Array[Any], pa.Array[Any]]:
         """Return bounds of text as text; null where nothing can be said."""
@@ -299,21 +303,7 @@ class _Known:
         ]
         for at in np.flatnonzero(chosen & (rows["cut"] & HIGH_CUT > 0)).tolist():
             highs[at] = successor(highs[at] or "")
-        return self._unchanged(lows), self._unchanged(highs)
-
-    def _unchanged(self, texts: Sequence[str | None]) -> pa.Array[Any]:
-        """Return texts; null for those that xarray would show as something else."""
-        given = np.array([it or "" for it in texts], np.dtypes.StringDType())
-        shown = self._decoded(given)
-        same: Any = pc.equal(shown, pa.array(texts, pa.string()))
-        return pc.if_else(pc.fill_null(same, fill_value=False), shown, None)
-
-    def _decoded(self, stored: npt.NDArray[Any]) -> pa.Array[Any]:
-        """Return stored values as the table has them: xarray decodes them."""
-        variable = xarray.Variable(("chunk",), stored, stored_attributes(self.array.array))
-        decode = cast("Any", decode_cf_variable)
-        decoded = decode(self.column.name, variable, decode_times=times_decoder(decode=True))
-        return to_arrow(values_of(decoded), self.column.type)
+        return pa.array(lows, pa.string()), pa.array(highs, pa.string())
 
 
 async def _known(

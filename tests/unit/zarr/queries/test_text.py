@@ -244,6 +244,19 @@ async def test_a_single_text_keeps_its_zeros(*, analyze: bool) -> None:
         assert not (await whole_mask(await session.where("a = 'a'"))).item()
 
 
+@pytest.mark.parametrize(("dtype", "count"), [("<", 1), ("any", 2)])
+async def test_zeros_at_the_end_of_a_mark_do_not_count(dtype: str, count: int) -> None:
+    """As for NumPy, by which xarray compares: the text without them is missing."""
+    attributes = {"missing_value": "a\0"}
+    async with Repository.create(memory_url()) as repository:
+        raw = array_of(["a", "a\0", "b"], dtype)
+        await commit_array(repository, raw, (3,), attributes=attributes)
+        session = await repository.readonly_session("main")
+        assert (await session.aggregate("a", "count")).value == count
+        assert len((await session.where("a = 'a'")).candidates) == 1
+        assert (await session.aggregate("a", "count", where="a = 'a'")).value == 0
+
+
 # Costs
 
 
