@@ -340,13 +340,13 @@ def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any]
     values = np.asarray(block)
     if values.shape != wanted:
         raise InvalidInputError(
-            f"The block for {_shown(region)} of {target.path!r} has the shape {values.shape}, and the "
-            f"region has {wanted}."
+            f"The block for {_shown(region)} of {target.path!r} has the shape {values.shape}, and "
+            f"the region has {wanted}."
         )
     if not np.can_cast(values.dtype, target.dtype, "same_kind"):
         raise InvalidInputError(
-            f"The block for {_shown(region)} of {target.path!r} is of {values.dtype}, which the array's "
-            f"{target.dtype} cannot hold. Convert it, for example with astype."
+            f"The block for {_shown(region)} of {target.path!r} is of {values.dtype}, which the "
+            f"array's {target.dtype} cannot hold. Convert it, for example with astype."
         )
     with np.errstate(over="ignore"):
         try:
