@@ -45,6 +45,7 @@ UNREACHABLE = {
     "sync/": "for code that blocks",
     "testing/": "for authors of backends",
     "zarr/cube.py": "no command makes a cube",
+    "zarr/queries/by_chunk.py": "no command opens a dataset of xarray",
 }
 # Texts that only look like Python.
 FINE = (
