@@ -288,7 +288,7 @@ class LocalStorage:
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy a file."""
         places = self._place(source), self._place(target)
-        return await self._writers.hop(partial(self._files.copy, *places, if_version))
+        return await self._writers.run(partial(self._files.copy, *places, if_version))
 
     def take_number(self, line: str) -> Number | None:
         """Join a queue of the writers of all processes; None on network file systems."""

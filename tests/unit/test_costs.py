@@ -403,7 +403,9 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
         assert not {"decode_manifest", "decode_snapshot", "decode_repo_info"} & set(calls)
         # For the branch and the parent; not for each commit that lies on top of the file.
         assert calls.count("SnapshotTable._row") <= 20
-    assert len(made[-1]) < 2600
+        # One for the files and the backup together, and one for the reference.
+        assert calls.count("ThreadPoolExecutor.submit") == 2
+    assert len(made[-1]) < 2300
 
 
 async def test_only_manifests_that_replace_others_stay_decoded(tmp_path: Path) -> None:

@@ -554,13 +554,13 @@ class Publisher:
 
     async def _store(self, snapshot: Snapshot, flushed: Flushed, log: bytes) -> None:
         """Store a snapshot with all it needs, which nothing refers to yet."""
-        assets = self.workspace.assets
-        state = (self.workspace.changes, self.workspace.base, snapshot.id)
+        workspace, assets = self.workspace, self.workspace.assets
+        state = (workspace.changes, workspace.base, snapshot.id)
         await gather(
             self.flusher.store(flushed),
             assets.put_snapshot(snapshot),
             assets.put_packed_log(snapshot.id, log),
-            self.workspace.store_statistics(),
+            *([] if workspace.recorder is None else [workspace.store_statistics()]),
             *put_digests(assets, snapshot.id, flushed),
         )
         self._kept = state

@@ -194,7 +194,9 @@ class RepoInfoFile:
                 if store is None:
                     ready = await self._back_up(seen, backup)
                 else:
-                    ready, _ = await gather(self._back_up(seen, backup), store())
+                    # In this order all begin in one turn of the loop, so that a local disk is
+                    # written by one thread at once.
+                    _, ready = await gather(store(), self._back_up(seen, backup))
                     store = None
                 try:
                     if ready:
