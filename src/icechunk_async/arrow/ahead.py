@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.sync.bridge import portal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
 __all__ = ["one_ahead"]
+
+_THREADS: Final = "icechunk-rows"
 
 
 def one_ahead[T, R](
@@ -25,7 +30,8 @@ def one_ahead[T, R](
         work: called with an item, on one thread at a time, in a copy of the caller's context.
         is_small: whether an item may be worked on while the result of another is in use.
 
-    Close the generator, or use it up: then no thread of it is left.
+    Close the generator, or use it up: then no thread of it is left. If it is garbage collected,
+    on whichever thread, the work that was begun ends by itself.
 
     Memory: two results of small items, or of one that is not and one that is.
     """
@@ -36,7 +42,7 @@ def one_ahead[T, R](
         item = next(rest, None)
     if item is None:
         return
-    pool = ThreadPoolExecutor(1, "icechunk-rows")
+    pool = ThreadPoolExecutor(1, _THREADS)
     begun: Future[R] | None = None
     try:
         while item is not None:
@@ -46,4 +52,9 @@ def one_ahead[T, R](
                 begun = pool.submit(copy_context().run, work, item)
             yield done.pop()  # which is not referred to here while it is in use
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=_may_wait(), cancel_futures=True)
+
+
+def _may_wait() -> bool:
+    """Return whether this is no thread that the work needs: collection may run on these, too."""
+    return not portal.is_here() and not threading.current_thread().name.startswith(_THREADS)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.arrow.ahead import one_ahead
+from icechunk_async.sync.bridge.portal import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,3 +118,50 @@ def test_there_may_be_few_items(work: Work, count: int) -> None:
     """Or none."""
     results = [it.item for it in one_ahead(work.items(count), work, lambda _: True)]
     assert results == list(range(count))
+
+
+def test_collection_on_the_loop_does_not_wait_for_it() -> None:
+    """The work may need the loop: waiting for each other, both would hang."""
+    begun, closed, ended = (threading.Event() for _ in range(3))
+    in_time: list[bool] = []
+
+    def needs_the_loop(item: int) -> None:
+        if item == 2:
+            begun.set()
+            in_time.append(closed.wait(30))
+            ended.set()
+
+    found = one_ahead(range(3), needs_the_loop, lambda _: True)
+    next(found)
+    next(found)
+    assert begun.wait(60)
+
+    async def collect() -> None:
+        found.close()
+        closed.set()
+
+    run(collect())
+    assert ended.wait(60)
+    assert in_time == [True]
+
+
+def test_collection_on_the_own_thread_does_not_wait_for_it() -> None:
+    """No thread can join itself."""
+    paused, ended = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def collects(item: int) -> None:
+        if item == 2:
+            paused.wait(60)
+            try:
+                found.close()
+            except RuntimeError as error:
+                errors.append(error)
+            ended.set()
+
+    found = one_ahead(range(3), collects, lambda _: True)
+    next(found)
+    next(found)
+    paused.set()
+    assert ended.wait(60)
+    assert not errors

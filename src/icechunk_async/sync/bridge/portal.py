@@ -23,7 +23,7 @@ from icechunk_async.sync.bridge.tracebacks import Shortened
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-__all__ = ["at_exit", "run", "run_async", "run_later"]
+__all__ = ["at_exit", "is_here", "run", "run_async", "run_later"]
 
 _EXIT_SECONDS: Final = 5.0
 _FORK_SECONDS: Final = 5.0
@@ -99,8 +99,12 @@ class _Portal:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
+    @property
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def run[T](self, work: Coroutine[Any, Any, T]) -> T:
-        if threading.current_thread() is self._thread:
+        if self.is_here:
             work.close()
             raise RuntimeError(
                 "A blocking call was made on the thread that has to carry it out. Await the "
@@ -135,7 +139,7 @@ class _Portal:
 
     def hold(self) -> threading.Event | None:
         """Let the loop stand still between two steps, until the event that is returned is set."""
-        if threading.current_thread() is self._thread:
+        if self.is_here:
             return None
         reached, released = threading.Event(), threading.Event()
 
@@ -254,6 +258,15 @@ if hasattr(os, "register_at_fork"):
 def at_exit(finish: Callable[[], Awaitable[None]]) -> None:
     """Register work for the end of the process, after all calls were cancelled."""
     _at_exit.append(finish)
+
+
+def is_here() -> bool:
+    """Return whether this is the portal's thread, which must not wait for anybody's blocking call.
+
+    Finalizers ask: they may run on any thread.
+    """
+    portal = _portal
+    return portal is not None and portal.is_here
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
