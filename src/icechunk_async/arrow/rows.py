@@ -72,16 +72,24 @@ class RowPlan:
         boxes = self.grid.boxes_of_chunks(kept)
         return grouped((it for box in boxes for it in cut(box, self.grid.chunks, most)), most)
 
-    @property
-    def loaded(self) -> float:
-        """The bytes to read for a row, on average: coordinates are read once for many rows."""
+    def rows_in(self, size_bytes: int) -> int:
+        """Return of how many rows the values to read never have more than a size; at least one.
+
+        A column has no more values than rows, and no more than it has cells: coordinates are read
+        once for many rows.
+        """
         lengths = dict(zip(self.shape.dims, self.grid.shape, strict=True))
-        total = prod(lengths.values())
-        found = 0.0
-        for name, kind in zip(self.schema.names, self.schema.types, strict=True):
-            cells = prod(lengths[dim] for dim in self.shape.column(name).dims)
-            found += width_of(kind) * cells / max(1, total)
-        return found
+        columns = sorted(
+            (prod(lengths[dim] for dim in self.shape.column(it.name).dims), width_of(it.type))
+            for it in self.schema
+        )
+        width, whole = sum(width for _, width in columns), 0
+        for cells, own in columns:
+            if whole + width * cells >= size_bytes:
+                break
+            whole += own * cells
+            width -= own
+        return max(1, (size_bytes - whole) // width if width else prod(self.grid.shape))
 
     def rows(self, boxes: Iterable[Box]) -> Generator[pa.RecordBatch]:
         """Return the rows of boxes in batches, in C order within each box.
@@ -91,7 +99,7 @@ class RowPlan:
 
         Memory: about 32 MiB of values, or one chunk.
         """
-        most = max(1, int(LOAD_BYTES / 2 / max(self.loaded, 1e-9)))
+        most = self.rows_in(LOAD_BYTES // 2)
         parts = (part for box in boxes for part in cut(box, self.grid.chunks, most))
         with closing(one_ahead(parts, self._load, lambda it: num_rows(it) <= most)) as found:
             while (cells := next(found, None)) is not None:

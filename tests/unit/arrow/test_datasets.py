@@ -305,6 +305,33 @@ def test_one_part_is_read_ahead_once_the_first_is_used_up(
     assert loads == [0, 1, 2]
 
 
+def test_coordinates_of_several_dimensions_count_in_what_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have as many values as a part has rows, however few they are on average."""
+    places = np.arange(64.0 * 64).reshape(64, 64)
+    dataset = xarray.Dataset(
+        {"v": (("t", "y", "x"), np.zeros((40, 64, 64), "u1"))},
+        {"lat": (("y", "x"), places), "lon": (("y", "x"), -places), "t": np.arange(40.0)},
+    )
+    repository = _create(tmp_path, dataset, v={"chunks": (1, 8, 8)})
+    monkeypatch.setattr(rows, "LOAD_BYTES", 1 << 14)
+    sizes: list[int] = []
+    load = Cells.load
+
+    def noted(*given: Any) -> Cells:
+        cells = load(*given)
+        sizes.append(sum(it.nbytes for it in cells.values))
+        return cells
+
+    monkeypatch.setattr(Cells, "load", staticmethod(noted))
+    found = arrow.dataset(repository).to_table(["t", "lat", "lon", "v"])
+    assert found.num_rows == 40 * 64 * 64
+    assert sorted(found["lat"].to_numpy()) == np.repeat(places.reshape(-1), 40).tolist()
+    assert max(sizes) <= 1 << 13
+    assert len(sizes) <= 40 * 64 // 2
+
+
 def test_fragments_have_each_row_once_and_say_where_they_lie(repository: Repository) -> None:
     """A filter leaves out those that cannot match."""
     dataset = arrow.dataset(repository, fragment_bytes=2048)
