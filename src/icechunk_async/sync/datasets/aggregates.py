@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import anyio
 import numpy as np
 import xarray
+from anyio.lowlevel import RunVar
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "answer_dataset", "names_of"]
 
+_TURNS: Final = RunVar[WeakKeyDictionary["Answers", anyio.Lock]]("turns")
+"""The locks of each event loop, for threads may have loops of their own, and no lock of asyncio
+wakes another loop."""
 _WITH_ATTRIBUTES: Final = frozenset({"min", "max", "mean"})
 """Aggregates that are values of the array, in its units."""
 
@@ -55,7 +60,6 @@ class Answers:
             name: np.zeros(question.shape, question.dtype(name)) for name in question.names
         }
         self._lock = Lock()
-        self._turn = anyio.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Answers, (self.question, self._handle)
@@ -74,13 +78,20 @@ class Answers:
 
     async def get_async(self, name: str, key: tuple[Any, ...]) -> Any:
         """Return a part of an answer."""
-        async with self._turn:
+        async with self._turn():
             part = self._unknown(key)
             if part is not None and self._native is not None:
                 self._keep(part, await answered(self._native, self.question, part))
             elif part is not None:
                 self._keep(part, await run_async(self._asking(part)))
         return self._values[name][(*key, ...)].copy()
+
+    def _turn(self) -> anyio.Lock:
+        turns = _TURNS.get(None)
+        if turns is None:
+            turns = WeakKeyDictionary()
+            _TURNS.set(turns)
+        return turns.setdefault(self, anyio.Lock())
 
     async def _asking(self, part: Box) -> dict[str, Any]:
         return await self._handle.ask(lambda it: answered(it, self.question, part))

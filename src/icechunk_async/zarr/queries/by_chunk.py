@@ -40,6 +40,8 @@ __all__ = ["COSTS", "Question", "answered", "described"]
 
 COSTS: Final = ("chunks", "chunks_read", "bytes_read", "bytes_skipped")
 _MOST_ANSWERS: Final = 5_000_000
+_BYTES_AN_ANSWER: Final = 1 << 10
+"""An answer takes as long as to handle some bytes."""
 _DECODED: Final = frozenset(
     {
         "_FillValue",
@@ -209,11 +211,16 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
             )
         rows, reads = await gathered(session, plan)
         shape = tuple(it.stop - it.start for it in part)
-        groups = _groups(question, plan, part, shape)
-        found = _costs(plan, groups, reads)
-        for function, dtype in question.dtypes.items():
-            found[function] = _summaries(function, dtype, plan.target.meaning, rows, groups)
-    return {name: it.reshape(shape) for name, it in found.items()}
+
+        def values() -> dict[str, Values]:
+            groups = _groups(question, plan, part, shape)
+            found = _costs(plan, groups, reads)
+            for function, dtype in question.dtypes.items():
+                found[function] = _summaries(function, dtype, plan.target.meaning, rows, groups)
+            return {name: it.reshape(shape) for name, it in found.items()}
+
+        count = math.prod(shape) * len(question.names)
+        return await session.workspace.assets.compute(values, size_bytes=count * _BYTES_AN_ANSWER)
 
 
 def _groups(question: Question, plan: Plan, part: Box, shape: tuple[int, ...]) -> Groups:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import shutil
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +31,8 @@ from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.xarray import open_aggregates as async_open_aggregates
 from icechunk_async.xarray import open_dataset as async_open_dataset
 from icechunk_async.xarray import open_where as async_open_where
+from icechunk_async.zarr.queries import by_chunk
+from icechunk_async.zarr.queries.measuring import summary
 from tests.helpers import memory_url
 from tests.unit.zarr.queries.truth import commit_array
 
@@ -250,6 +254,63 @@ async def test_what_asyncio_opens_pickles(session: Session, tmp_path: Path) -> N
 
 def _loaded(data: bytes) -> Any:
     return pickle.loads(data).load()
+
+
+def test_event_loops_of_several_threads_do_not_wait_for_each_other(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that waits for a lock of another is never woken."""
+    found = open_aggregates(session, "t", "max", per_chunk_of="time")
+    wanted = found.copy().load()["max"]
+    found = open_aggregates(session, "t", "max", per_chunk_of="time")
+    begun, released = threading.Event(), threading.Event()
+    answered = by_chunk.answered
+    results: list[xr.Dataset] = []
+
+    async def gated(*given: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            await anyio.to_thread.run_sync(released.wait)
+        return await answered(*given)
+
+    monkeypatch.setattr("icechunk_async.sync.datasets.aggregates.answered", gated)
+
+    def load() -> None:
+        results.append(asyncio.run(found.copy().load_async()))
+
+    first, second = (threading.Thread(target=load, daemon=True) for _ in range(2))
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    try:
+        second.join(60)
+        assert not second.is_alive()
+    finally:
+        released.set()
+    first.join(60)
+    assert len(results) == 2
+    for it in results:
+        assert_equal(it["max"], wanted)
+
+
+async def test_many_answers_do_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are put together on another thread; each takes some microseconds."""
+    threads = set[int]()
+
+    def noted(*given: Any) -> Any:
+        threads.add(threading.get_ident())
+        return summary(*given)
+
+    monkeypatch.setattr(by_chunk, "summary", noted)
+    async with AsyncRepository.create(memory_url()) as repository:
+        raw = np.arange(1000, dtype="u2")
+        await commit_array(repository, raw, (2,), "/a", names=("x",))
+        session = await repository.readonly_session("main")
+        found = await async_open_aggregates(session, "a", ["min", "sum"], per_chunk_of="x")
+        found = await found.load_async()
+    assert found["sum"].to_numpy().tolist() == raw.reshape(-1, 2).sum(1).tolist()
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_an_array_that_was_resized_is_opened_anew(tmp_path: Path) -> None:
