@@ -88,6 +88,8 @@ def _encode(
         ("i8", datetime(9999, 1, 1), pa.timestamp("us"), NANOSECONDS),
         ("i8", NOON, pa.timestamp("us"), {"units": "nanoseconds since 1970-1-1"}),
         ("i8", timedelta(days=999_999), pa.duration("us"), {"units": "nanoseconds"}),
+        ("f8", MICROSECOND.replace(year=2400), pa.timestamp("us"), SECONDS),
+        ("f8", timedelta(microseconds=2**53 + 1), pa.duration("us"), {"units": "microseconds"}),
         ("i8", datetime(2020, 1, 31), pa.timestamp("us"), {**DAYS, "calendar": "360_day"}),
         ("u8", Decimal(2**64), pa.decimal128(38, 0), {}),
         # Read as null.
@@ -180,6 +182,13 @@ def test_value_that_fits_is_stored(
     found = _encode(dtype, value, kind, cf)
     assert found == stored
     assert np.asarray(found).dtype == np.dtype(dtype) or dtype == "O"
+
+
+def test_the_least_duration_does_not_wrap_to_zero() -> None:
+    """Python has none so long, and its absolute value is not a number of 64 bits."""
+    encoding = Encoding("a", np.dtype("i8"), {"units": "nanoseconds"})
+    with pytest.raises(ValueRefusedError, match="which the array, of int64, cannot hold"):
+        encode_column(pa.array([5, -(2**63)], pa.duration("us")), encoding)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def one_ahead[T, R](
         is_small: whether an item may be worked on while the result of another is in use.
 
     Close the generator, or use it up: then no thread of it is left. If it is garbage collected,
-    on whichever thread, the work that was begun ends by itself.
+    on any thread, work that has started ends by itself.
 
     Memory: two results of small items, or of one that is not and one that is.
     """

@@ -308,7 +308,7 @@ def test_one_part_is_read_ahead_once_the_first_is_used_up(
 def test_coordinates_of_several_dimensions_count_in_what_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have as many values as a part has rows, however few they are on average."""
+    """They have a value for each row of a part, however few they are on average."""
     places = np.arange(64.0 * 64).reshape(64, 64)
     dataset = xarray.Dataset(
         {"v": (("t", "y", "x"), np.zeros((40, 64, 64), "u1"))},

@@ -448,10 +448,14 @@ class _Check:
             stored = number.astype(dtype)
             # Both ways, as in `_inexact`; and what is too far has overflowed.
             changed = (stored != number) | (stored.astype(np.int64) != number)
-            changed |= (number * micros != delta * units) | (np.abs(delta) > _MOST // units)
+            changed |= number * micros != delta * units
+            changed |= (delta > _MOST // units) | (delta < -(_MOST // units))
         else:
-            stored = (delta * float(units) / micros).astype(dtype)
-            changed = np.rint(stored.astype(np.float64) * micros / units) != delta
+            with np.errstate(all="ignore"):
+                stored = (delta * float(units) / micros).astype(dtype)
+                back = np.rint(stored.astype(np.float64) * micros / units)
+                # As integers: a comparison with floats would round the microseconds.
+                changed = ~(np.abs(back) < _MOST) | (back.astype(np.int64) != delta)
         self._refuse(changed, f"the array counts {self.encoding.attributes['units']!r}")
         return stored
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "answer_dataset", "names_of"]
 
 _TURNS: Final = RunVar[WeakKeyDictionary["Answers", anyio.Lock]]("turns")
-"""The locks of each event loop, for threads may have loops of their own, and no lock of asyncio
-wakes another loop."""
+"""The locks of each event loop: threads may run several loops, and a lock wakes waiters of one."""
 _WITH_ATTRIBUTES: Final = frozenset({"min", "max", "mean"})
 """Aggregates that are values of the array, in its units."""
 
