@@ -312,7 +312,7 @@ class Flusher:
         """Move arrays that did not change out of shared manifests that are mostly garbage now.
 
         Cost: one request for each small manifest that deleted arrays shared with others, unless it
-        is cached; those of changed arrays were read for them.
+        is cached, several at a time; those of changed arrays were read for them.
         """
         if not self._assets.layout.manifests.shares:
             return []
@@ -324,11 +324,16 @@ class Flusher:
         if not left:
             return []
         nodes = tree.edited().edited(map(_with_manifests, changed, written))
+        users = nodes.users(left)
+        found = await bounded_map(
+            lambda it: self._mostly_garbage(base, it, users[it]),
+            list(users),
+            limit=_CONCURRENT_MANIFESTS,
+        )
         moving: list[Node] = []
         waiting: list[Written] = []
-        for manifest_id, users in nodes.users(left).items():
-            manifest = await self._mostly_garbage(base, manifest_id, users)
-            for node, it in [] if manifest is None else _movable(manifest, nodes, users):
+        for manifest in (it for it in found if it is not None):
+            for node, it in _movable(manifest, nodes, users[manifest.id]):
                 moving.append(node)
                 waiting.append(Written((), waiting=it))
         return list(zip(moving, await self._share(waiting), strict=True))

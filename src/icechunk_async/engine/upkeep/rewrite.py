@@ -107,10 +107,8 @@ async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
         if node.array is None:
             continue
         old = node.array.manifests
-        shared = any(
-            uses[ref.manifest_id] > 1 and base.manifests[ref.manifest_id].num_chunk_refs > MOST_REFS
-            for ref in old
-        )
+        infos = (base.manifests.get(it.manifest_id) for it in old if uses[it.manifest_id] > 1)
+        shared = any(it is not None and it.num_chunk_refs > MOST_REFS for it in infos)
         cells = plan_cells(node, engine.manifest_options.splitting)
         is_split = len(cells) == len(old) and all(
             len(it.sources) == 1 and (not it.box or within(it.sources[0].extents, it.box))

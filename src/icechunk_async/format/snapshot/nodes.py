@@ -302,7 +302,8 @@ class Nodes(Mapping[str, Node]):
         if self._table is not None:
             for manifest_id, row in self._stored_uses(self._table, wanted):
                 found.setdefault(manifest_id, []).append(self._table.node_id(row))
-        return found
+        # A damaged file may list an id twice, or a node twice.
+        return {it: list(dict.fromkeys(ids)) for it, ids in found.items()}
 
     def _stored_uses(
         self, table: NodeTable, wanted: set[ManifestId]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from icechunk_async.config import (
 from icechunk_async.engine.commit import shared
 from icechunk_async.engine.commit.conflicts import BasicConflictSolver
 from icechunk_async.engine.commit.shared import Waiting, grouped, is_mostly_garbage, may_share
+from icechunk_async.engine.upkeep.rewrite import plan_rewriting
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import (
@@ -30,8 +32,10 @@ from icechunk_async.format.manifest.refs import (
     Kind,
     VirtualChunk,
 )
+from icechunk_async.format.snapshot.nodes import Nodes
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import examples, make_array, memory_url, objects, read, write
 from tests.unit.format.samples import manifest_id, node_id
 
@@ -277,6 +281,60 @@ async def test_deleting_arrays_moves_the_others_out() -> None:
             assert storage.requests["get"] == 1
             assert sorted(uses(await tip(repository)).values()) == [4]
             assert (await repository.verify("length")).is_healthy
+
+
+def test_manifests_of_deleted_arrays_are_read_at_once() -> None:
+    """Their requests do not follow one another."""
+
+    async def scenario() -> tuple[float, int]:
+        async with open_storage(memory_url()) as plain:
+            async with Repository.create(plain) as repository:
+                await planted(repository, 150, 1)
+            storage = LatencyStorage(plain, seconds=1)
+            async with Repository.open(storage) as repository:
+                session = await repository.writable_session("main")
+                for number in range(150):
+                    if number % 3:
+                        await session.store.delete(f"a{number:04}/zarr.json")
+                storage.forget()
+                begin = asyncio.get_running_loop().time()
+                await session.commit("gone")
+                seconds = asyncio.get_running_loop().time() - begin
+                about = [key for _, key in storage.log if key.startswith("manifests/")]
+                assert sorted(uses(await tip(repository)).values()) == [50]
+                return seconds, len(about)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        seconds, requests = runner.run(scenario())
+    assert requests == 3 + 1  # and the new one
+    assert seconds == 3
+
+
+async def test_a_rewrite_is_planned_though_a_manifest_is_not_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rewrite itself says that the repository is damaged."""
+    async with Repository.create(memory_url()) as repository:
+        await planted(repository, 3, 2)
+        damaged = replace(await tip(repository), manifests={})
+
+        async def opened(*_: object) -> Snapshot:
+            return damaged
+
+        monkeypatch.setattr(type(repository.engine.assets), "snapshot", opened)
+        plan = await plan_rewriting(repository.engine, "main")
+        assert (plan.arrays, plan.manifests) == (0, 1)
+
+
+async def test_an_id_that_a_snapshot_lists_twice_moves_once() -> None:
+    """Other writers may have damaged it."""
+    async with Repository.create(memory_url()) as repository:
+        await planted(repository, 3, 2)
+        nodes = (await tip(repository)).nodes
+        one = nodes["/a0000"]
+        twice = Nodes([one, replace(one, path="/b"), nodes["/a0001"]])
+        (manifest,) = uses(await tip(repository))
+        assert twice.users([manifest]) == {manifest: [one.id, nodes["/a0001"].id]}
 
 
 async def planted_alone(repository: Repository) -> None:
