@@ -25,12 +25,15 @@ __all__ = ["KEPT_BYTES", "keep_coordinates"]
 
 KEPT_BYTES: Final = 16 << 20
 """Values of one coordinate that are kept; where a part needs chunks of more, none are."""
+_ASSUMED_BYTES: Final = 128
+"""Of a text of any length, with the object that holds it."""
 
 
 def keep_coordinates(dataset: xarray.Dataset) -> xarray.Dataset:
     """Return a lazy dataset whose coordinates keep the chunks that were read last.
 
-    The dataset must be of one snapshot. Memory: up to 16 MiB for each coordinate.
+    The dataset must be of one snapshot. Memory: up to 16 MiB for each coordinate, for which a text
+    of any length is taken for 128 bytes.
     """
     kept: dict[Any, xarray.Variable] = {}
     for name in dataset.coords:
@@ -78,8 +81,9 @@ class _Kept(BackendArray):
     def _load(self, wanted: _Box) -> tuple[_Box, npt.NDArray[Any]]:
         """Read values, with the rest of their chunks if these can be kept."""
         box = self._whole_chunks(wanted)
-        size: int = np.dtype(self.dtype).itemsize * prod(stop - start for start, stop in box)
-        if size > KEPT_BYTES:
+        dtype: np.dtype[Any] = np.dtype(self.dtype)
+        width = _ASSUMED_BYTES if dtype.kind in ("O", "T") else dtype.itemsize
+        if width * prod(stop - start for start, stop in box) > KEPT_BYTES:
             return wanted, self._variable[_slices(wanted)].to_numpy()
         values = self._variable[_slices(box)].to_numpy()
         values.flags.writeable = False  # of all who are given a part of them

@@ -11,6 +11,7 @@ import pytest
 import xarray
 from hypothesis import given
 from hypothesis import strategies as st
+from xarray.core import indexing
 
 from icechunk_async import arrow
 from icechunk_async.arrow import coordinates, rows
@@ -120,6 +121,21 @@ def test_large_coordinates_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(rows, "LOAD_BYTES", 1)
         assert dataset.to_table().equals(expected)
         assert sum(key.rpartition("/")[2] in times for _, key in storage.log) == 30
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("U8", True), ("O", False), ("T", False)])
+def test_texts_of_any_length_count_as_more_than_their_references(
+    monkeypatch: pytest.MonkeyPatch, kind: str, *, kept: bool
+) -> None:
+    """An array of objects has eight bytes for each, and the texts lie elsewhere."""
+    monkeypatch.setattr(coordinates, "KEPT_BYTES", 100 * 32)
+    dtype: Any = np.dtypes.StringDType() if kind == "T" else kind
+    variable = xarray.Variable("x", np.array(["some text"] * 100).astype(dtype))
+    found = coordinates._Kept(variable)
+    assert found[indexing.BasicIndexer((slice(2, 4),))].tolist() == [
+        str(it) for it in variable[2:4].to_numpy()
+    ]
+    assert (found._last is not None) == kept
 
 
 @st.composite
