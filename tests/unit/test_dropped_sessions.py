@@ -11,14 +11,18 @@ import pytest
 from tests.helpers import make_array, write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from icechunk_async import Repository
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_others_left_is_passed_over() -> None:
+def _what_others_left_is_passed_over() -> Iterator[None]:
     """The tests collect garbage; looking at what thousands of others left takes them a while."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()  # later tests may collect it
 
 
 def _warnings_of_dropping() -> list[str]:
