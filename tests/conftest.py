@@ -1,18 +1,31 @@
-"""Fixtures of every test: a call that blocks the event loop fails the test."""
+"""Settings of every test: blocking the event loop fails it, and a slow example does not."""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import os
 import signal
 from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 from blockbuster import BlockBuster
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# A busy machine makes single examples slow, which says nothing about the code. Each run tries other
+# examples: a quarter of Hypothesis' hundred, and all in tox's thorough and spark-failures.
+settings.register_profile(
+    "any-load",
+    deadline=None,
+    max_examples=100 if os.environ.get("EXAMPLES") == "all" else 25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("any-load")
 
 
 def _importable(name: str) -> bool:

@@ -141,7 +141,8 @@ async def table_batches(
     Args:
         repository: an open repository.
         table: one of `TABLES`. ``refs`` and ``ops`` are about the whole repository; the
-            others about one snapshot, ``snapshots`` about it and its ancestors.
+            others about one snapshot, ``snapshots`` about it and its ancestors. ``manifests`` has a
+            row for each array: small arrays share a file, whose size and count stand in each row.
         branch: the snapshot at its tip; ``main`` if nothing is named.
         tag: its snapshot.
         snapshot_id: this snapshot.

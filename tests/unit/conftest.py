@@ -1,28 +1,16 @@
-"""Hypothesis on busy machines, and repositories in memory, one for each format version."""
+"""Repositories in memory, one for each format version."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from icechunk_async import Repository
 from tests.helpers import make_array, memory_url, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-# A busy machine makes single examples slow, which says nothing about the code. Each run tries other
-# examples: a quarter of Hypothesis' hundred, and all in tox's thorough.
-settings.register_profile(
-    "any-load",
-    deadline=None,
-    max_examples=100 if os.environ.get("EXAMPLES") == "all" else 25,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("any-load")
 
 
 @pytest.fixture(params=[1, 2], ids=["spec1", "spec2"])
