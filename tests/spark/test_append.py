@@ -18,6 +18,7 @@ from icechunk_async.errors import (
     MissingCoordinatesError,
     OutsideGridError,
 )
+from icechunk_async.spark.grid.axes import Axis, PlaceFinder
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.shared import open_array
 from icechunk_async.spark.write.commit import commit_rows
@@ -180,6 +181,30 @@ def test_decimals_are_coordinates(repository: Repository) -> None:
     _make(again := Repository.create(in_memory_storage()), np.arange(3, dtype="u8") + 2**63)
     _write(again, [Decimal(2**63 + 1)], overwrite=True)
     assert _found(again).v.values.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "last", "given"),
+    [("f4", 2**24, np.int32), ("f8", 2**53, np.int64), ("f8", 2**63, np.uint64)],
+)
+def test_integers_that_a_dimension_would_round_have_no_place(
+    dtype: str, last: int, given: type[np.generic]
+) -> None:
+    """They were written to the row of another integer; those that are there are found."""
+    values = np.array([0, last // 2, last], dtype)
+    finder = PlaceFinder(Axis("x", values))
+    assert finder.places(np.array([last, 0], given)).tolist() == [2, 0]
+    with pytest.raises(OutsideGridError, match=f"has {last + 1} "):
+        finder.places(np.array([0, last + 1], given))
+
+
+@pytest.mark.parametrize("given", [np.int64, np.uint64])
+def test_the_greatest_integer_is_no_float(given: type[np.integer]) -> None:
+    """It is rounded up, to a number that no integer of its type is."""
+    most = int(np.iinfo(given).max)
+    finder = PlaceFinder(Axis("x", np.array([0.0, float(most)])))
+    with pytest.raises(OutsideGridError, match=f"has {most} "):
+        finder.places(np.array([most], given))
 
 
 def test_rows_without_a_place_are_named(repository: Repository) -> None:

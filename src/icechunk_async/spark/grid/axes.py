@@ -153,9 +153,7 @@ class PlaceFinder:
             )
         with np.errstate(invalid="ignore"):
             wanted = given.astype(self._values.dtype)
-        # Floats are rounded to the precision in which the dimension stores them, so that 0.1 is
-        # found in float32; a value that an integer type cannot hold must not match anything.
-        known = np.ones(len(given), bool) if wanted.dtype.kind == "f" else wanted == given
+        known = _may_match(given, wanted)
         places = np.full(len(given), -1, np.int64)
         if len(self._sorted):
             at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
@@ -208,6 +206,22 @@ class PlaceFinder:
                 dimension=axis.name,
                 value=str(value),
             )
+
+
+def _may_match(given: Column, wanted: Column) -> npt.NDArray[np.bool_]:
+    """Return which coordinates are still themselves in the type of a dimension.
+
+    Floats are rounded to the precision in which the dimension stores them, so that 0.1 is found in
+    float32. Integers are not rounded: another one is another row.
+    """
+    if wanted.dtype.kind != "f":
+        return np.asarray(wanted == given, bool)
+    if given.dtype.kind not in "iu":
+        return np.ones(len(given), bool)
+    bits = given.dtype.itemsize * 8 - (given.dtype.kind == "i")
+    with np.errstate(invalid="ignore"):
+        same = wanted.astype(given.dtype) == given
+    return np.asarray(same & (wanted < 2.0**bits), bool)  # beyond, the cast is undefined
 
 
 def _first(which: npt.NDArray[np.bool_]) -> int:
