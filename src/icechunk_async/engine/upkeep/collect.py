@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.history.protocol import Expiration, Kept, ParentOf
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.upkeep.survey import Limits
-    from icechunk_async.format.id_set import Ids
+    from icechunk_async.format.id_set import Ids, IdSet
     from icechunk_async.storage import DeleteFailure, Storage
     from icechunk_async.storage.extensions import Unfinished
 
@@ -197,6 +197,34 @@ async def _collect(
         chunks,
         id_set([*(kept.snapshots | pinned), *survey.manifests]),
     )
+    tallies, skipped = await _sweep(engine, cutoff, keep, dry_run=dry_run, progress=progress)
+    gone = await statistics.delete(engine.storage, cutoff, dry_run=dry_run)
+    if not dry_run:
+        await remove_dead(engine.storage, leases, cutoff)
+    ended, unfinished = await gather(
+        delete_ended(engine.storage, cutoff, dry_run=dry_run),
+        remove_unfinished(engine, cutoff, dry_run=dry_run),
+    )
+    return _report(tallies, gone, ended, unfinished, skipped)
+
+
+async def _sweep(
+    engine: Engine,
+    cutoff: datetime,
+    keep: tuple[IdSet, ...],
+    *,
+    dry_run: bool,
+    progress: ProgressCallback | None,
+) -> tuple[dict[str, Tally], tuple[str, ...]]:
+    """Delete what is old and not kept; return what was found in each folder, and folders left out.
+
+    Args:
+        engine: an open repository.
+        cutoff: what is younger stays.
+        keep: the ids in use, for each of `FOLDERS`.
+        dry_run: delete nothing.
+        progress: is told each step.
+    """
     sweep = Sweep(
         engine.storage,
         cutoff,
@@ -206,23 +234,14 @@ async def _collect(
         progress=progress or no_progress,
     )
     tallies = {folder: Tally() for folder in FOLDERS}
-    skipped: tuple[str, ...] = ()
     await sweep.look_ahead(FOLDERS)
     for place, folder in enumerate(FOLDERS):
         await sweep.run(folder, keep[place], tallies[folder])
         # What could not be deleted still refers to objects in the later folders, and without those
         # it would look like damage.
         if tallies[folder].failures:
-            skipped = FOLDERS[place + 1 :]
-            break
-    gone = await statistics.delete(engine.storage, cutoff, dry_run=dry_run)
-    if not dry_run:
-        await remove_dead(engine.storage, leases, cutoff)
-    ended, unfinished = await gather(
-        delete_ended(engine.storage, cutoff, dry_run=dry_run),
-        remove_unfinished(engine, cutoff, dry_run=dry_run),
-    )
-    return _report(tallies, gone, ended, unfinished, skipped)
+            return tallies, FOLDERS[place + 1 :]
+    return tallies, ()
 
 
 def _report(
