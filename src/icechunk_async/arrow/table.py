@@ -456,6 +456,8 @@ def _column(
 ) -> Column:
     variable = dataset.variables[name]
     dtype = cast("Any", variable).dtype
+    if dtype.kind == "O" and variable.encoding.get("dtype") == np.dtype(bool):
+        dtype = np.dtype(bool)  # with a mark for missing values, for which bool has no room
     return Column(name, arrow_type(name, dtype, types), _dims(dataset, name))
 
 
@@ -527,6 +529,8 @@ def _objects(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array[Any]:
         return moments if moments.type == wanted else moments.cast(wanted)
     if pa.types.is_timestamp(wanted) or pa.types.is_duration(wanted):
         raise _of_another_calendar(values[0])
+    if pa.types.is_boolean(wanted):
+        return pa.array(values.tolist(), wanted, from_pandas=True)
     return pa.array([_text(it) for it in values.tolist()], wanted)
 
 

@@ -169,6 +169,22 @@ def test_values_of_any_type_can_be_filtered(
     _check_random_filters(found, seed=8)
 
 
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_truth_values_of_which_some_are_missing_stay_truth_values(
+    tmp_path: Path, *, analyzed: bool
+) -> None:
+    """Though NumPy has no missing truth value, and xarray decodes them to objects."""
+    data = xarray.Dataset({"a": ("x", np.array([True, False, True, False, True]))})
+    repository = _create(tmp_path, data, a={"chunks": (2,), "_FillValue": True})
+    if analyzed:
+        repository.analyze()
+    dataset = arrow.dataset(repository)
+    assert dataset.schema.field("a").type == pa.bool_()
+    assert dataset.to_table()["a"].to_pylist() == [None, False, None, False, None]
+    assert dataset.to_table(filter=~pc.field("a"))["a"].to_pylist() == [False, False]
+    assert dataset.count_rows(pc.field("a").is_null()) == 3
+
+
 def test_an_empty_array_has_no_rows(tmp_path: Path) -> None:
     """Nor any fragment."""
     dataset = xarray.Dataset({"v": (("x", "y"), np.zeros((0, 3)))}, {"x": np.zeros(0)})
