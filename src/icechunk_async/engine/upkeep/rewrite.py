@@ -84,7 +84,9 @@ class RewritePlan:
     manifests: int
     """Manifests of the tip."""
     manifests_after: int
-    """Manifests afterwards, at most: a part without references needs none."""
+    """Manifests afterwards, at most: a part without references needs none, and small arrays share.
+
+    The present number if no array changes."""
 
 
 async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
@@ -117,7 +119,7 @@ async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
         if shared or not is_split:
             arrays += 1
         after += len(cells)
-    return RewritePlan(base.id, arrays, len(uses), after)
+    return RewritePlan(base.id, arrays, len(uses), after if arrays else len(uses))
 
 
 async def begin_rewriting(

@@ -175,13 +175,13 @@ def test_rewrite_manifests(sample: Sample, repository: Path) -> None:
     _split(repository)
     planned = run("rewrite-manifests", repository, "--dry-run", "--json").json
     assert (planned["dry_run"], planned["snapshot_id"]) == (True, None)
-    assert (planned["previous_manifests"], planned["manifests"]) == (3, 4)
-    assert "3 manifest(s) would become at most 4. No" in _rewrite(repository, "--dry-run").stdout
+    assert (planned["previous_manifests"], planned["manifests"]) == (2, 4)
+    assert "2 manifest(s) would become at most 4. No" in _rewrite(repository, "--dry-run").stdout
     assert run("log", repository, "--json").json["snapshot_id"] == sample.tip
     made = run("rewrite-manifests", repository, "-m", "split", "--json").json
     assert made["previous_snapshot_id"] == sample.tip
     assert (made["branch"], made["dry_run"]) == ("main", False)
-    assert (made["previous_manifests"], made["manifests"]) == (3, 4)
+    assert (made["previous_manifests"], made["manifests"]) == (2, 3)
     newest = run("log", repository, "--json").json["snapshots"][0]
     assert (newest["id"], newest["message"]) == (made["snapshot_id"], "split")
     amended = run("rewrite-manifests", repository, "--amend", "--always", "--json").json
@@ -213,7 +213,7 @@ def test_rewriting_what_is_split_so_already_makes_no_commit(
     assert made is not None
     again = _rewrite(repository, "--json").json
     assert (again["snapshot_id"], again["previous_snapshot_id"]) == (None, made)
-    assert (again["previous_manifests"], again["manifests"]) == (4, 4)
+    assert (again["previous_manifests"], again["manifests"]) == (3, 3)
     always = _rewrite(repository, "--always", "--json").json
     assert run("log", repository, "--json").json["snapshot_id"] == always["snapshot_id"] != made
 
