@@ -530,3 +530,16 @@ def test_histories_equal_a_model(spec: int, steps: list[tuple[Any, ...]]) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared, "_MOST_ARRAYS", 3)
         asyncio.run(scenario())
+
+
+async def test_chunks_of_arrays_that_left_a_manifest_are_not_verified() -> None:
+    """Nobody reads the references that they left behind."""
+    async with open_storage(memory_url()) as plain, Repository.create(plain) as repository:
+        await planted(repository, 4, 2, CHUNK)
+        session = await repository.writable_session("main")
+        await session.store.delete("a0000/zarr.json")
+        await session.store.delete_dir("a0000")
+        await session.commit("gone")
+        assert len((await tip(repository)).manifests) == 1
+        assert (await repository.verify(refs=["main"], ancestry=False)).chunk_objects == 6
+        assert (await repository.verify()).chunk_objects == 8

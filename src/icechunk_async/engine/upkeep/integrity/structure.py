@@ -465,13 +465,20 @@ def _manifest_problems(manifest: Manifest, use: ManifestUse, size_bytes: int) ->
 def needed_by(
     manifest: Manifest, use: ManifestUse, number: int, *, whole_objects: bool
 ) -> NeededObjects:
-    """Return the objects that a manifest refers to, in arrays of any rank."""
+    """Return the objects that a manifest refers to, in arrays of any rank that use it.
+
+    Arrays that moved to another manifest leave references behind, which nobody reads.
+    """
+    users = {node_id for node_id, _ in use.boxes}
     native: list[Pieces] = []
     virtual: list[VirtualPieces] = []
     first_row = 0
     strays = [(node_id, refs) for (node_id, _), refs in manifest.strays.items()]
     places: Sequence[Any] = [*manifest.arrays.items(), *strays]
     for node_id, refs in places:
+        if users and node_id not in users:
+            first_row += len(refs)
+            continue
         codec = NO_CODECS if whole_objects else use.codecs.get(node_id, NO_CODECS)
         some = Pieces.of(refs, codec=codec, manifest=number, first_row=first_row)
         native.append(Pieces.joined([some]).objects() if whole_objects else some)
