@@ -476,7 +476,7 @@ def needed_by(
     strays = [(node_id, refs) for (node_id, _), refs in manifest.strays.items()]
     places: Sequence[Any] = [*manifest.arrays.items(), *strays]
     for node_id, refs in places:
-        if users and node_id not in users:
+        if node_id not in users:
             first_row += len(refs)
             continue
         codec = NO_CODECS if whole_objects else use.codecs.get(node_id, NO_CODECS)
