@@ -130,10 +130,8 @@ def test_zarr_and_xarray_open_a_url_in_blocking_code(place: Place) -> None:
 
 
 def test_xarray_opens_a_url_with_the_engine(place: Place) -> None:
-    """By its name, and without one where the URL says what it is."""
-    engines: list[Any] = ["icechunk-async", IcechunkBackend]
-    if find_spec("netCDF4") is None:  # which xarray asks first, and which takes all
-        engines.append(None)
+    """By its name, and by its class."""
+    engines: tuple[Any, ...] = ("icechunk-async", IcechunkBackend)
     for url, first in place.urls.items():
         for engine in engines:
             opened = xr.open_dataset(url, engine=engine)
@@ -149,6 +147,15 @@ def test_xarray_opens_a_url_with_the_engine(place: Place) -> None:
         opened_by(place.url("nothing"))
     with pytest.raises(icechunk.IcechunkError, match="is not a node path"):
         xr.open_dataset(place.url("g"), engine="icechunk-async", group="a//h")
+
+
+@pytest.mark.skipif(
+    find_spec("netCDF4") is not None, reason="xarray asks netCDF4 first, which takes every URL"
+)
+def test_xarray_finds_the_engine_by_the_url(place: Place) -> None:
+    """Where the URL says what it is."""
+    for url, first in place.urls.items():
+        assert int(xr.open_dataset(url).a[0]) == first
 
 
 def test_mistakes_of_the_engine_show_its_call_and_one_sentence(place: Place) -> None:
