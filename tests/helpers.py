@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -13,7 +15,7 @@ from hypothesis import settings
 from zarr.core.buffer import default_buffer_prototype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
 
     from icechunk_async.session import AnySession
     from icechunk_async.storage import Storage
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "array_document",
     "cancelled_when",
+    "counted_calls",
     "examples",
     "group_document",
     "make_array",
@@ -110,3 +113,20 @@ async def cancelled_when(doing: Coroutine[Any, Any, object], condition: Callable
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@contextmanager
+def counted_calls() -> Generator[list[str]]:
+    """Note the Python functions that are called, resumed coroutines included."""
+    calls: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)

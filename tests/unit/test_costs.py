@@ -11,7 +11,6 @@ import gc
 import os
 import sys
 import tracemalloc
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +44,10 @@ from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async_local import batching, filesystems
 from icechunk_async_local.at_once import ReadsAtOnce
 from icechunk_async_local.durability import Ledger
-from tests.helpers import make_array, memory_url, write
+from tests.helpers import counted_calls, make_array, memory_url, write
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from icechunk_async.zarr import IcechunkStore
@@ -80,23 +79,6 @@ async def store(url: str) -> AsyncGenerator[IcechunkStore]:
 
 
 KEYS = ("inline/c/3", "native/c/3", "large/c/3", "native/zarr.json")
-
-
-@contextmanager
-def counted_calls() -> Generator[list[str]]:
-    """Note the Python functions that are called, resumed coroutines included."""
-    calls: list[str] = []
-
-    def note(frame: Any, event: str, _: object) -> None:
-        if event == "call":
-            calls.append(frame.f_code.co_qualname)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(before)
 
 
 async def _calls_of_get(store: IcechunkStore, key: str) -> list[str]:

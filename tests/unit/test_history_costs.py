@@ -27,8 +27,7 @@ from icechunk_async.format.repo_info import (
     snapshot_table,
     snapshot_writing,
 )
-from tests.helpers import array_document, read, write
-from tests.unit.test_costs import counted_calls
+from tests.helpers import array_document, counted_calls, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

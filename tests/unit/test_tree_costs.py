@@ -14,8 +14,7 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async.config import ManifestConfig, ManifestPreloadConfig, RepositoryConfig
 from icechunk_async.format.snapshot import columns, table, writing
-from tests.helpers import array_document, group_document, memory_url, read, write
-from tests.unit.test_costs import counted_calls
+from tests.helpers import array_document, counted_calls, group_document, memory_url, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import sys
 import zlib
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from icechunk_async.storage import CommonPrefix, ObjectInfo, Version, open_stora
 from icechunk_async_s3.connections import Stock
 from icechunk_async_s3.documents import parse
 from icechunk_async_s3.listing import PAGE_KEYS, _page
+from tests.helpers import counted_calls
 from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
@@ -229,17 +229,7 @@ async def test_a_deletion_without_a_result_is_in_doubt(body: str) -> None:
 def test_a_page_takes_few_calls_a_key() -> None:
     """The client of aiobotocore makes hundreds for each."""
     body = result(*[ENTRY % (f"at/{number:020}", number) for number in range(PAGE_KEYS)]).encode()
-    calls = 0
-
-    def note(_: object, event: str, __: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with counted_calls() as calls:
         page = _page(parse(body))
-    finally:
-        sys.setprofile(before)
     assert [size for _, size, _ in page.objects] == list(range(PAGE_KEYS))
-    assert calls < 16 * PAGE_KEYS
+    assert len(calls) < 16 * PAGE_KEYS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import sys
 from copy import copy
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from icechunk_async.format.repo_info import (
 )
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.snapshots import SnapshotInfo
+from tests.helpers import counted_calls
 from tests.unit.format.samples import snapshot_id
 
 if TYPE_CHECKING:
@@ -154,20 +154,11 @@ def test_a_long_history_takes_few_turns_of_the_loop_and_few_calls(
         return run(work)
 
     monkeypatch.setattr("icechunk_async.sync.bridge.iterators.run", counted)
-    calls = 0
-
-    def note(frame: object, event: str, _: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(note)
-    try:
+    with counted_calls() as calls:
         messages = [it.message for it in repository.ancestry(branch="main")]
-    finally:
-        sys.setprofile(None)
     assert len(messages) == 5000
     assert len(turns) <= 8
-    assert calls <= 2 * 5000 + 2000
+    assert len(calls) <= 2 * 5000 + 2000
 
 
 def _returning(value: object) -> Any:

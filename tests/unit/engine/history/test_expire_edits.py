@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from icechunk_async.format.repo_info import (
     decode_repo_info,
     encode_repo_info,
 )
+from tests.helpers import counted_calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -227,17 +227,7 @@ def test_expiration_takes_few_calls_a_snapshot() -> None:
     parents = [None, *ids]
     infos = {it: SnapshotInfo(it, parents[at], at, "x") for at, it in enumerate(ids)}
     info = stored(replace(history("a", "a"), snapshots=infos, branches={"main": ids[-1]}))
-    calls = 0
-
-    def note(_: object, event: str, __: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with counted_calls() as calls:
         _, dropped = expire(info, Expiration(count))
-    finally:
-        sys.setprofile(before)
     assert len(dropped) == count - 2
-    assert calls < 2 * count
+    assert len(calls) < 2 * count

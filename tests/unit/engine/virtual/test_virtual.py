@@ -27,8 +27,7 @@ from icechunk_async.format.manifest.refs import VirtualChunk
 from icechunk_async.storage import open_storage
 from icechunk_async.zarr import VirtualChunkSpec
 from icechunk_async.zarr.virtual.references import grid_refs, spec_refs
-from tests.helpers import make_array, memory_url, read
-from tests.unit.test_costs import counted_calls
+from tests.helpers import counted_calls, make_array, memory_url, read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
