@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 type ValueKind = Literal["i", "u", "f", "t"]
-"""How bounds are kept: signed or unsigned integers of 64 bits, doubles, or the begin of text."""
+"""How bounds are kept: integers of 64 bits, signed or not, doubles, or the beginning of text."""
 
 _MAGIC: Final = b"ICASTAT1"
 _HEAD: Final = Struct("<8s12s1s3s32sQ")
@@ -79,7 +79,7 @@ def row_type(kind: ValueKind) -> np.dtype[np.void]:
     * ``count``, ``nulls``: cells within the array that have a value, and those that have none.
     * ``low``, ``high``: the least and the greatest value; 0 without any. Zero has no sign. Of
       text, see `text_bound`.
-    * ``cut``, of text only: `LOW_CUT` and `HIGH_CUT` say which bounds are the begin of a value.
+    * ``cut``, of text only: `LOW_CUT` and `HIGH_CUT` say which bounds are the beginning of a value.
     * ``sum``, ``rest``: of integers, the sum is ``sum * 2**32 + rest``; of floats it is ``sum``.
     * ``deviations``: the sum of the squared deviations of values from their mean.
     """
@@ -212,10 +212,10 @@ def _is_behind(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 
 def text_bound(text: str) -> tuple[bytes, bool]:
-    """Return text as a bound, and whether that is only the begin of it.
+    """Return text as a bound, and whether that is only the beginning of it.
 
     A bound has the first characters of the text that fit 32 bytes in UTF-8, zeros up to 32 bytes,
-    and the number of bytes that are not padding. The begin of a value is a lower bound as it
+    and the number of bytes that are not padding. The beginning of a value is a lower bound as it
     stands. For an upper one, see `greatest_keys`.
     """
     data = text[:_LONGER].encode()
@@ -242,8 +242,8 @@ def text_of(bound: bytes) -> str:
 def greatest_keys(rows: Rows) -> npt.NDArray[np.bytes_]:
     """Return keys above which there is no value, ``(n,)``: upper bounds as they stand, or raised.
 
-    Each text with a certain begin is less than that begin followed by bytes 255. UTF-8 has no such
-    bytes, so there is a bound even where no character can follow.
+    Each text with a certain beginning is less than that beginning followed by bytes 255. UTF-8 has
+    no such bytes, so there is a bound even where no character can follow.
     """
     raw = _bytes_of(rows["high"])
     behind = np.concatenate([_is_behind(raw), np.ones((len(raw), 1), bool)], axis=1)

@@ -1,7 +1,7 @@
 """Bounds of text: those of cells, and the least or greatest text of many chunks.
 
-Stored bounds hold the begin of a text, so the least and the greatest of all may be longer than any
-of them. Chunks whose bounds were cut are read if theirs could be the one, and no others.
+Stored bounds hold the beginning of a text, so the least and the greatest of all may be longer than
+any of them. Chunks whose bounds were cut are read if theirs could be the one, and no others.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ExtremeText:
             if exact:
                 self.add(text_of(min(exact)))
             if begins:
-                # The text of the least begin is less than this; others are greater than theirs.
+                # The text of the least beginning is less than this; others are greater than theirs.
                 limit = min([*exact, _raised(min(begins))])
                 found &= ~(some & is_cut & (bounds < limit))
         else:
@@ -89,5 +89,5 @@ class ExtremeText:
 
 
 def _raised(begin: bytes) -> bytes:
-    """Return a key above those of all texts with a begin."""
+    """Return a key above those of all texts with a beginning."""
     return begin[: begin[-1]].ljust(len(begin), b"\xff")
