@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_async import Repository
-from icechunk_async.config import ManifestConfig, ManifestPreloadConfig, RepositoryConfig
+from icechunk_async.config import (
+    ManifestConfig,
+    ManifestPreloadCondition,
+    ManifestPreloadConfig,
+    RepositoryConfig,
+)
+from icechunk_async.engine.files.preload import choose
 from icechunk_async.format.snapshot import columns, table, writing
 from tests.helpers import array_document, counted_calls, group_document, memory_url, read, write
 
@@ -103,6 +109,23 @@ async def test_reading_a_chunk_decodes_one_node(trees: dict[int, str]) -> None:
             assert "index" not in vars(session.workspace.base.nodes.table)
             calls[count] = len(made)
     assert calls[LARGE] < calls[SMALL] + GROWTH + SHARED
+
+
+@pytest.mark.parametrize(
+    ("wanted", "decoded"), [("^time", 0), ("^a0[12]$", 2), ("^g[0-9]*$", 0), ("", 49)]
+)
+async def test_preload_decodes_the_nodes_of_wanted_names(
+    trees: dict[int, str], wanted: str, decoded: int
+) -> None:
+    """Of the arrays that are scanned for a new session most have another name."""
+    named = ManifestPreloadCondition.name_matches(wanted)
+    config = ManifestPreloadConfig(preload_if=named, max_arrays_to_scan=49)
+    async with Repository.open(trees[LARGE], config=NO_PRELOAD) as repository:
+        base = (await repository.readonly_session("main")).workspace.base
+        with counted_nodes() as counted:
+            chosen = choose(base, config, 100)
+    assert len(counted.decoded) == decoded
+    assert len(chosen) == (decoded > 0)  # that of the first array
 
 
 async def change(session: Session, what: str, turn: int) -> str:

@@ -453,6 +453,29 @@ def test_preload_conditions_count_references_too() -> None:
     assert not (Preload.true() & Preload.path_matches("b")).matches("/a", 0)
 
 
+@pytest.mark.parametrize("path", ["/", "/time", "/group/b", "/b/c"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        Preload.true(),
+        Preload.false(),
+        Preload.path_matches("b"),
+        Preload.name_matches("b"),
+        Preload.num_refs(2, 4),
+        Preload.num_refs(2, 4) & Preload.name_matches("b"),
+        Preload.num_refs(2, 4) | Preload.name_matches("b"),
+        (Preload.num_refs(2, 4) | Preload.false()) & Preload.path_matches("time"),
+        DEFAULT_PRELOAD_CONDITION,
+    ],
+)
+def test_a_path_alone_decides_that_no_manifest_matches(
+    condition: ManifestPreloadCondition, path: str
+) -> None:
+    """Exactly where no number of references does."""
+    matches = any(condition.matches(path, number) for number in (0, 3, 2000))
+    assert condition.may_match(path) is matches
+
+
 @pytest.mark.parametrize(
     ("path", "num_refs", "expected"),
     [

@@ -38,15 +38,16 @@ def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list
     """
     left = min(config.effective_max_total_refs, max_refs)
     condition = config.effective_preload_if
-    arrays = base.nodes.first_arrays(_MAX_NODES)
+    arrays = islice(base.nodes.first_arrays(_MAX_NODES), config.effective_max_arrays_to_scan)
     chosen: dict[ManifestId, None] = {}
-    for node in islice(arrays, config.effective_max_arrays_to_scan):
-        for ref in node.array.manifests if node.array is not None else ():
+    for path in filter(condition.may_match, arrays):  # most are decided without their nodes
+        array = base.nodes[path].array
+        for ref in array.manifests if array is not None else ():
             manifest_id = ref.manifest_id
             info = base.manifests.get(manifest_id)
             if info is None or manifest_id in chosen or info.num_chunk_refs > left:
                 continue
-            if condition.matches(node.path, info.num_chunk_refs):
+            if condition.matches(path, info.num_chunk_refs):
                 chosen[manifest_id] = None
                 left -= info.num_chunk_refs
     return list(chosen)

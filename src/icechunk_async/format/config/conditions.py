@@ -70,6 +70,11 @@ class ManifestPreloadCondition:
         """
         raise NotImplementedError
 
+    def may_match(self, path: str) -> bool:
+        """Return whether any manifest of the array at this path may match; False is certain."""
+        del path
+        return True
+
     @staticmethod
     def or_conditions(conditions: Iterable[ManifestPreloadCondition]) -> ManifestPreloadCondition:
         """Match if any of the conditions does."""
@@ -126,6 +131,10 @@ class PreloadPath(ManifestPreloadCondition):
 
     @override
     def matches(self, path: str, num_refs: int) -> bool:
+        return self.may_match(path)
+
+    @override
+    def may_match(self, path: str) -> bool:
         return search(self.regex, path)
 
 
@@ -141,6 +150,10 @@ class PreloadName(ManifestPreloadCondition):
 
     @override
     def matches(self, path: str, num_refs: int) -> bool:
+        return self.may_match(path)
+
+    @override
+    def may_match(self, path: str) -> bool:
         name = last_segment(path)
         return name is not None and search(self.regex, name)
 
@@ -181,6 +194,10 @@ class PreloadNever(ManifestPreloadCondition):
     def matches(self, path: str, num_refs: int) -> bool:
         return False
 
+    @override
+    def may_match(self, path: str) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class PreloadAny(ManifestPreloadCondition):
@@ -196,6 +213,10 @@ class PreloadAny(ManifestPreloadCondition):
     def matches(self, path: str, num_refs: int) -> bool:
         return any(condition.matches(path, num_refs) for condition in self.conditions)
 
+    @override
+    def may_match(self, path: str) -> bool:
+        return any(condition.may_match(path) for condition in self.conditions)
+
 
 @dataclass(frozen=True, slots=True)
 class PreloadAll(ManifestPreloadCondition):
@@ -210,6 +231,10 @@ class PreloadAll(ManifestPreloadCondition):
     @override
     def matches(self, path: str, num_refs: int) -> bool:
         return all(condition.matches(path, num_refs) for condition in self.conditions)
+
+    @override
+    def may_match(self, path: str) -> bool:
+        return all(condition.may_match(path) for condition in self.conditions)
 
 
 # Names of coordinate axes, as cf-xarray guesses them.

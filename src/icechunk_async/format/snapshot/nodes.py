@@ -233,19 +233,17 @@ class Nodes(Mapping[str, Node]):
             below = table.nodes(_places(table.index.paths, paths, self._put))
             yield from (self._put.get(path) or next(below) for path in paths)
 
-    def first_arrays(self, among: int) -> Iterator[Node]:
-        """Iterate over the arrays among the first ``among`` nodes, each decoded at its turn.
+    def first_arrays(self, among: int) -> Iterator[str]:
+        """Iterate over the paths of the arrays among the first ``among`` nodes.
 
         Of a file they are the first in its order, which other writers may have made another one
-        than that of the paths.
+        than that of the paths. Nothing else of those nodes is decoded.
         """
         table = self._table
         if table is None or self._put or self._covered:
-            nodes = map(self.__getitem__, self.paths[:among])
-            yield from (node for node in nodes if node.array is not None)
+            yield from (path for path in self.paths[:among] if self[path].array is not None)
         else:
-            for row in table.array_rows(among):
-                yield self[table.path(row)]
+            yield from map(table.path, table.array_rows(among))
 
     def span(self, path: str) -> tuple[int, int]:
         """Return which of the `paths` are below one: the first, and the one after the last.
