@@ -19,9 +19,9 @@ import zarr
 
 from benchmarks.peers import create, open_repository
 from icechunk_async import arrow
+from icechunk_async._runtime.blocking.contexts import blocking
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository
-from icechunk_async.sync.bridge.contexts import blocking
 from icechunk_async.sync.xarray import open_dataset, to_icechunk
 from icechunk_async.testing.latency import LatencyStorage
 

@@ -1,8 +1,8 @@
 """Show methods of the blocking facade in the API reference that take their text from native ones.
 
-An extension of griffe, which reads the source for mkdocstrings and runs nothing: what
-`icechunk_async.sync.bridge.pairs` does with docstrings when the library is imported is done here
-for the pages. And data classes that are made late have the arguments of any data class.
+An extension of griffe, which reads the source for mkdocstrings and runs nothing. What
+`icechunk_async._runtime.blocking.pairs` does with docstrings when the library is imported is done
+here for the pages. And data classes that are made late have the arguments of any data class.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _dense_rows(place: Path) -> list[str]:
             )
             for axis in range(len(schema.dimensions))
         ]
-        from icechunk_async.sync.bridge.portal import run
+        from icechunk_async._runtime.blocking.portal import run
 
         box = tuple(
             (span.start - low, span.stop - low)

@@ -204,7 +204,7 @@ def line(tmp_path: Path) -> str:
     repository = Repository.open(local_filesystem_storage(str(tmp_path / "line")))
     session = repository.readonly_session("main").handle.now()
     native = session.workspace
-    from icechunk_async.sync.bridge.portal import run
+    from icechunk_async._runtime.blocking.portal import run
 
     for at in range(LENGTH // 4):
         handle = run(native.find_chunk("/v", (at,)))

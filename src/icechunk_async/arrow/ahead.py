@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async.sync.bridge import portal
+from icechunk_async._runtime.blocking import portal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import xarray
 from xarray.conventions import decode_cf_variable
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow.table import (
@@ -27,7 +28,6 @@ from icechunk_async.arrow.table import (
 )
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.statistics import HIGH_CUT, text_of
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.zarr.queries.arrays import QueriedArray
 from icechunk_async.zarr.queries.expressions import between, may_match, needed_columns
 from icechunk_async.zarr.queries.text import successor

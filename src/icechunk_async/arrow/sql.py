@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.arrow.datasets import ArrayGroup, dataset, open_repository
 from icechunk_async.arrow.naming import free_name, group_name
 from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import InvalidInputError, MissingDriverError
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.tables import read_table
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import zarr
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.since import changes_since
@@ -21,7 +22,6 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.spark.requests import Budget
 from icechunk_async.sync import ForkSession, Repository
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import Session

@@ -3,9 +3,10 @@
     import icechunk_async.sync as icechunk
 
 Scripts, notebooks and Spark tasks call these as plain functions. The modules of this package have
-the official names and hold the public classes and functions; `errors` is in addition. Four rooms
-are inside: `bridge` runs asynchronous code for blocking code, `handles` opens native repositories
-and sessions, `official` has what all values share, and `storage` the places of repositories.
+the official names and hold the public classes and functions; `errors` is in addition. Three rooms
+are inside: `handles` opens native repositories and sessions, `official` has what all values share,
+and `storage` the places of repositories. What runs asynchronous code for blocking code is in
+`icechunk_async._runtime.blocking`.
 
 The public names are listed in `__init__.pyi`, and each is imported at its first use.
 """

@@ -1,5 +1,6 @@
 # The public names of the facade, listed once: `__init__.py` reads them from here.
 
+from icechunk_async._runtime.blocking.deadlines import deadline as deadline
 from icechunk_async.sync import config as config
 from icechunk_async.sync import conflicts as conflicts
 from icechunk_async.sync import credentials as credentials
@@ -12,7 +13,6 @@ from icechunk_async.sync import storage as storage
 from icechunk_async.sync import store as store
 from icechunk_async.sync import types as types
 from icechunk_async.sync import virtual as virtual
-from icechunk_async.sync.bridge.deadlines import deadline as deadline
 from icechunk_async.sync.config import CachingConfig as CachingConfig
 from icechunk_async.sync.config import CompressionAlgorithm as CompressionAlgorithm
 from icechunk_async.sync.config import CompressionConfig as CompressionConfig

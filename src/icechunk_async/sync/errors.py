@@ -27,7 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, cast, override
 
 from icechunk_async import errors as native
-from icechunk_async.sync.bridge.tracebacks import shown_cause
+from icechunk_async._runtime.blocking.tracebacks import shown_cause
 from icechunk_async.sync.official.display import public
 
 if TYPE_CHECKING:
@@ -455,7 +455,7 @@ _TRANSLATED: Final = Translated()
 def caught(error: native.IcechunkError) -> IcechunkError:
     """Return the facade's error to raise in the handler of one of the engine's.
 
-    Its cause is one that says more to a caller, see `bridge.tracebacks`.
+    Its cause is one that says more to a caller, see `_runtime.blocking.tracebacks`.
     """
     found = translate(error)
     if found is not error:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, override
 
 from anyio import to_thread
 
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
+from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
+from icechunk_async._runtime.blocking.portal import run
+from icechunk_async._runtime.blocking.tracebacks import OUR_FILES, managed
 from icechunk_async.engine.open import Creation, as_snapshot_id
 from icechunk_async.errors import (
     SessionStateError,
@@ -21,10 +24,6 @@ from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.repository import RepoStatus as NativeStatus
 from icechunk_async.repository import find_named
 from icechunk_async.session import Session as NativeSession
-from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
-from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
-from icechunk_async.sync.bridge.portal import run
-from icechunk_async.sync.bridge.tracebacks import managed
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
 from icechunk_async.sync.handles.arguments import (
     check_aware,
@@ -101,7 +100,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Repository", "upgrade_icechunk_repository"]
 
-_FACADE: Final = (str(Path(__file__).parent),)
 _MIB: Final = 1024 * 1024
 _CELLS: Final = 100_000
 """For the size of what one chunk may bring."""
@@ -1364,7 +1362,7 @@ class Repository(Displayed):
             "chunk_storage_stats(...).native_bytes, which also knows the bytes of inline and "
             "virtual chunks.",
             DeprecationWarning,
-            skip_file_prefixes=_FACADE,
+            skip_file_prefixes=OUR_FILES,
         )
         stats = self.chunk_storage_stats_async(
             max_snapshots_in_memory=max_snapshots_in_memory,

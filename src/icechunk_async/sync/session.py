@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, overload, override
 
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
+from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.engine.tree.nodes import known_chunk_type, node_id
 from icechunk_async.errors import SessionStateError
 from icechunk_async.format.paths import check_path
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.session import Session as AsyncSession
-from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
-from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import coded, translated
 from icechunk_async.sync.handles.sessions import not_a_fork
 from icechunk_async.sync.official.configuration import RepositoryConfig

@@ -14,15 +14,15 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
 from zarr.core.sync import SyncMixin
 
+from icechunk_async._runtime.blocking import deadlines
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
+from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async.errors import (
     IcechunkError,
     ReadOnlyError,
     SessionStateError,
     VirtualContainerError,
 )
-from icechunk_async.sync.bridge import deadlines
-from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
-from icechunk_async.sync.bridge.portal import run, run_async
 from icechunk_async.sync.errors import ErrorKind, caught, refusal, translated
 from icechunk_async.sync.official.display import Displayed
 from icechunk_async.sync.session import ForkSession, Session

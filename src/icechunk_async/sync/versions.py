@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from anyio import CapacityLimiter, to_thread
 
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
+from icechunk_async._runtime.blocking.pairs import blocking, twin_of
 from icechunk_async.proposals import Check, CheckResult
 from icechunk_async.proposals import Proposal as AsyncProposal
-from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
-from icechunk_async.sync.bridge.pairs import blocking, twin_of
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import Session

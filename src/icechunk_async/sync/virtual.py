@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import WrongTypeError
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.official.containers import VirtualChunkContainer
 from icechunk_async.sync.official.display import public

@@ -18,8 +18,8 @@ import zarr
 from xarray.backends import BackendArray
 from xarray.core import dtypes, indexing
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.datasets.aggregates import Answers, answer_dataset, names_of
 from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.datasets import write_known

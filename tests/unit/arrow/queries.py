@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xarray
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.sync import Repository, RepositoryConfig
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk
 from icechunk_async.tables import read_table

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.arrow.ahead import one_ahead
-from icechunk_async.sync.bridge.portal import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

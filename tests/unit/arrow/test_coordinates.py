@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from xarray.core import indexing
 
 from icechunk_async import arrow
+from icechunk_async._runtime.blocking import portal
 from icechunk_async.arrow import coordinates, rows
 from icechunk_async.arrow.coordinates import keep_coordinates
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository, RepositoryConfig
-from icechunk_async.sync.bridge import portal
 from icechunk_async.sync.xarray import to_icechunk
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import examples, memory_url

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.operations_log import (
     Availability,
@@ -25,7 +26,6 @@ from icechunk_async.format.repo_info import (
 from icechunk_async.format.repo_info import (
     SnapshotInfo as NativeInfo,
 )
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.snapshots import SnapshotInfo
 from tests.helpers import counted_calls
 from tests.unit.format.samples import snapshot_id
@@ -153,7 +153,7 @@ def test_a_long_history_takes_few_turns_of_the_loop_and_few_calls(
         turns.append(work)
         return run(work)
 
-    monkeypatch.setattr("icechunk_async.sync.bridge.iterators.run", counted)
+    monkeypatch.setattr("icechunk_async._runtime.blocking.iterators.run", counted)
     with counted_calls() as calls:
         messages = [it.message for it in repository.ancestry(branch="main")]
     assert len(messages) == 5000

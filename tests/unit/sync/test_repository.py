@@ -16,6 +16,7 @@ import pytest
 import zarr
 
 from icechunk_async import errors
+from icechunk_async._runtime.blocking import portal
 from icechunk_async.format.operations_log import Availability
 from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.storage import open_storage
@@ -30,7 +31,6 @@ from icechunk_async.sync import (
     in_memory_storage,
     local_filesystem_storage,
 )
-from icechunk_async.sync.bridge import portal
 from icechunk_async.versions import CellChanges, ChunkChanges
 from icechunk_async_memory import MemoryStorage
 from tests.helpers import memory_url

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.errors import MissingDriverError
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import tiledb
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import IcechunkError, InvalidInputError
 from icechunk_async.testing.latency import LatencyStorage
 from tests.unit.tiledb.archives import ARCHIVES, cases, files_below, filled, golden_jobs

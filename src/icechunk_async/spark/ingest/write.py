@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import zarr
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import NodeExistsError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
@@ -16,7 +17,6 @@ from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.spark.ingest.plan import Template, to_units, with_shape
 from icechunk_async.spark.ingest.scan import attributes_of, chunk_shape, encode_document, grid
 from icechunk_async.spark.shared import workspace_of
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.zarr.virtual.zarr2 import group_document
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow import rows
 from icechunk_async.arrow.boxes import num_chunks, num_rows
@@ -28,7 +29,6 @@ from icechunk_async.spark.read.bounds import few
 from icechunk_async.spark.read.opened import open_group
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter, possible
 from icechunk_async.spark.read.schemas import arrow_schema, as_asked
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.tables import schema_of, table_batches
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from icechunk_async._runtime.blocking.contexts import blocking
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow.boxes import clipped, cut, grouped, num_chunks, num_rows
 from icechunk_async.arrow.rows import LOAD_BYTES, TEXT_BYTES
@@ -29,8 +31,6 @@ from icechunk_async.spark.read.tiledb_columns import (
     to_column,
 )
 from icechunk_async.spark.requests import Budget
-from icechunk_async.sync.bridge.contexts import blocking
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import translated
 from icechunk_async.tiledb.arrays.array import (
     CONCURRENT_REQUESTS,

@@ -20,7 +20,7 @@ from anyio.lowlevel import RunVar
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from icechunk_async.sync.bridge.portal import run, run_async
+from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async.zarr.queries.by_chunk import answered
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio.to_thread
 import numpy as np
 
+from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.timeline import trace
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_path, name_of
-from icechunk_async.sync.bridge.portal import run, run_async
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.zarr.cube import CubeArray
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from icechunk_async._runtime.blocking.tracebacks import Shortened
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.sync.bridge.tracebacks import Shortened
 from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.queries.expressions import joined, needed_columns
 

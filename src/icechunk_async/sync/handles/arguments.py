@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from datetime import datetime
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.blocking.tracebacks import OUR_FILES
 from icechunk_async.engine.open import given_options
 from icechunk_async.errors import InvalidInputError, WrongTypeError
 from icechunk_async.format.config.secrets import veiled_url
@@ -92,7 +92,6 @@ def check_one(*names: str | None) -> None:
             raise InvalidInputError("Must provide one of branch, tag, or snapshot_id.")
 
 
-_FACADE: Final = (str(Path(__file__).parents[1]),)
 _EXPLICIT: Final = {
     ("s3", "tigris"): "s3_from_env_credentials(), or s3_anonymous_credentials() for public buckets",
     ("gs", "gcs"): "gcs_from_env_credentials(), or GcsCredentials.Anonymous() for public buckets",
@@ -112,5 +111,5 @@ def warn_of_none(access: Mapping[str, Any] | None) -> None:
                 f"authorize_virtual_chunk_access names no credentials for {veiled_url(prefix)!r}, "
                 f"and None takes what the environment has. Name them: {(explicit or ['...'])[0]}.",
                 DeprecationWarning,
-                skip_file_prefixes=_FACADE,
+                skip_file_prefixes=OUR_FILES,
             )

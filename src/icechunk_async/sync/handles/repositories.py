@@ -19,6 +19,8 @@ from dataclasses import field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from icechunk_async._runtime.blocking.portal import at_exit, run, run_later
+from icechunk_async._runtime.blocking.tracebacks import Shortened
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
@@ -27,8 +29,6 @@ from icechunk_async.errors import StorageClosedError, VirtualContainerError
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.repository import Repository as AsyncRepository
-from icechunk_async.sync.bridge.portal import at_exit, run, run_later
-from icechunk_async.sync.bridge.tracebacks import Shortened
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.arguments import described, given_access
 from icechunk_async.sync.official.mirrors import to_native

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async._runtime.blocking.portal import run
+from icechunk_async._runtime.blocking.tracebacks import Shortened
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.processes import generation
 from icechunk_async.errors import SessionStateError, WrongTypeError
 from icechunk_async.format.ids import SessionId
 from icechunk_async.session import ForkSession as AsyncForkSession
-from icechunk_async.sync.bridge.portal import run
-from icechunk_async.sync.bridge.tracebacks import Shortened
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
 
 if TYPE_CHECKING:

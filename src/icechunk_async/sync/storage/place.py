@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, override
 from urllib.parse import quote
 
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.clock import random_bytes
 from icechunk_async.storage import ObjectInfo, normalize_url, open_storage
 from icechunk_async.storage.redirects import follow
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import InvalidInputError, StorageError, translated
 from icechunk_async.sync.official.display import Displayed, public
 from icechunk_async.sync.official.mirrors import to_native

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow.compute as pc
 
-from icechunk_async.sync.bridge.portal import run
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.sync.datasets.rows import (
     BATCH_ROWS,
     RowDataset,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from zarr.errors import GroupNotFoundError
 
-from icechunk_async.sync.bridge.tracebacks import Shortened
+from icechunk_async._runtime.blocking.tracebacks import Shortened
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.urls import repository_at, session_at, with_ref
 from icechunk_async.sync.urls.accessor import IcechunkAccessor, Origin

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 from zarr.core.buffer import default_buffer_prototype
 
-from icechunk_async.sync.bridge.portal import run
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.sync.urls import repository_at, session_at
 from icechunk_async.urls import SCHEMES, IcechunkURL
 

@@ -20,7 +20,7 @@ _BEGIN = """
 import asyncio, atexit, os, pickle, signal, sys, threading, time
 import icechunk_async.sync as icechunk
 import zarr
-from icechunk_async.sync.bridge import portal
+from icechunk_async._runtime.blocking import portal
 portal._EXIT_SECONDS = 100.0  # a busy machine may take some of the usual 5
 repository = icechunk.Repository.create({place!r})
 with repository.transaction("main", message="data") as store:
@@ -158,7 +158,7 @@ def test_the_interpreter_exits_in_the_middle_of_iterations(place: str) -> None:
 def test_the_interpreter_exits_while_daemon_threads_wait_for_answers(place: str) -> None:
     """The work that they wait for is cancelled."""
     script = """
-    from icechunk_async.sync.bridge import portal
+    from icechunk_async._runtime.blocking import portal
     began = threading.Event()
 
     async def forever():
@@ -183,7 +183,7 @@ def test_the_interpreter_exits_while_daemon_threads_wait_for_answers(place: str)
 def test_a_call_after_the_end_is_refused(place: str) -> None:
     """With a sentence, and without a new thread."""
     script = """
-    from icechunk_async.sync.bridge import portal
+    from icechunk_async._runtime.blocking import portal
 
     def late():
         try:
@@ -306,7 +306,7 @@ def test_a_fork_waits_for_the_step_of_the_loop_that_is_under_way(
     script = f"""
     import builtins
     import warnings
-    from icechunk_async.sync.bridge import portal
+    from icechunk_async._runtime.blocking import portal
     warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads, as tools do
     sys.path.insert(0, {str(tmp_path)!r})
     builtins.began = threading.Event()

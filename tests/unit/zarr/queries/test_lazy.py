@@ -91,7 +91,7 @@ async def test_asyncio_awaits_the_same_values(
 
 def test_chunks_without_a_match_are_not_read(session: Session, tmp_path: Path) -> None:
     """They are gone; nothing is read before values are asked for."""
-    from icechunk_async.sync.bridge.portal import run
+    from icechunk_async._runtime.blocking.portal import run
 
     whole: Any = open_dataset(session, chunks=None)
     whole.load()

@@ -20,11 +20,11 @@ import zarr
 import zarr.api.asynchronous as za
 
 from icechunk_async import Repository as AsyncRepository
+from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.config import RepositoryConfig as AsyncConfig
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository, RepositoryConfig
-from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import open_aggregates, open_dataset, to_icechunk
 from icechunk_async.testing.latency import LatencyStorage

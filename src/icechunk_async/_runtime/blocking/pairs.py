@@ -26,8 +26,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Concatenate, Protocol
 
-from icechunk_async.sync.bridge.portal import run, run_async
-from icechunk_async.sync.bridge.tracebacks import Shortened
+from icechunk_async._runtime.blocking.portal import run, run_async
+from icechunk_async._runtime.blocking.tracebacks import Shortened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import zarr
 
+from icechunk_async._runtime.blocking import portal
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository, RepositoryConfig, deadline
-from icechunk_async.sync.bridge import portal
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icechunk_async.sync.bridge.portal import run
-from icechunk_async.sync.bridge.tracebacks import managed
+from icechunk_async._runtime.blocking.portal import run
+from icechunk_async._runtime.blocking.tracebacks import managed
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync import ForkSession, IcechunkStore, Repository, Session, in_memory_storage
-from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
 
 
 def _methods(cls: type) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import functools
 import os
 import sys
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, override
 
@@ -27,8 +28,10 @@ from icechunk_async.errors import IcechunkError, MissingDriverError, StorageErro
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-__all__ = ["Shortened", "managed", "shown_cause"]
+__all__ = ["OUR_FILES", "Shortened", "managed", "shown_cause"]
 
+OUR_FILES: Final = (str(Path(__file__).parents[2]),)
+"""Of the library: with them as `skip_file_prefixes` a warning shows the caller's line."""
 _VARIABLE: Final = "ICECHUNK_ASYNC_FULL_TRACEBACK"
 _LIBRARIES: Final = sys.stdlib_module_names | {
     *("adlfs", "aiobotocore", "aiohappyeyeballs", "aiohttp", "azure", "botocore", "fsspec"),

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from icechunk_async.sync.bridge.deadlines import bounded
-from icechunk_async.sync.bridge.tracebacks import Shortened
+from icechunk_async._runtime.blocking.deadlines import bounded
+from icechunk_async._runtime.blocking.tracebacks import Shortened
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -274,7 +274,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         TimeoutError: the deadline in force passed; the work was cancelled.
-        Any error that the coroutine raises, as `bridge.tracebacks` shows it.
+        Any error that the coroutine raises, as `tracebacks` shows it.
 
     An interrupt (Ctrl-C) cancels the coroutine and waits until it has cleaned up; a second one
     does not wait. Cost: a few thread switches.

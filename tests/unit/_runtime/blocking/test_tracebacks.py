@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from icechunk_async import errors
+from icechunk_async._runtime.blocking import portal, tracebacks
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async.sync import IcechunkError, RefNotFoundError, Repository, in_memory_storage
-from icechunk_async.sync.bridge import portal, tracebacks
-from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.errors import translated
 from tests.programs import run_program
 

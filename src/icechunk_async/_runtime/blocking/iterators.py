@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from icechunk_async.sync.bridge.portal import run, run_async
-from icechunk_async.sync.bridge.tracebacks import Shortened
+from icechunk_async._runtime.blocking.portal import run, run_async
+from icechunk_async._runtime.blocking.tracebacks import Shortened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

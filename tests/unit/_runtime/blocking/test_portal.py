@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from icechunk_async.sync.bridge import portal
+from icechunk_async._runtime.blocking import portal
 
 
 async def _answer(value: int) -> int:

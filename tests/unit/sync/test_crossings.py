@@ -11,7 +11,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 import icechunk_async.sync as icechunk
-from icechunk_async.sync.bridge import portal
+from icechunk_async._runtime.blocking import portal
 from tests.helpers import array_document
 
 if TYPE_CHECKING:
