@@ -143,7 +143,7 @@ async def open_where(
 
     Returns:
         An array with the coordinates of the group; integers become floats, for values that are
-        missing.
+        missing. One of more than 53 bits that would be rounded is an error when it is read.
 
     Raises:
         FileNotFoundError: there is no such group.

@@ -9,7 +9,7 @@ not computed yet. Needs `xarray`, and `dask[array]` for datasets of Dask arrays.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio.to_thread
 import numpy as np
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from icechunk_async.zarr.queries.selection import SelectedCells
 
 __all__ = ["open_aggregates", "open_dataset", "open_where", "to_icechunk", "write_lazy"]
+
+_EXACT_DOUBLES: Final = np.uint64(1 << 53)
+"""All integers up to this are doubles."""
 
 
 def to_icechunk(
@@ -159,7 +162,7 @@ def open_where(
 
     Returns:
         An array with the coordinates of the group; integers become floats, for values that are
-        missing.
+        missing. One of more than 53 bits that would be rounded is an error when it is read.
 
     Raises:
         InvalidInputError: a condition cannot be understood, or has no order to compare.
@@ -202,10 +205,13 @@ def open_aggregates(
 
     Returns:
         Values as `Session.aggregate` returns them. Those of `min` and `max` have the type of the
-        array; integers become doubles if they can be missing, packed ones always. Sums of integers
-        have 64 bits, other aggregates are doubles. Without a value they are NaN or NaT. `min`,
-        `max` and `mean` have the attributes of the array. Times that are numbers with `units` of
-        CF stay numbers: `xarray.decode_cf` decodes them.
+        array; integers become doubles if they can be missing, packed ones always, and text is of
+        the type `object`. Sums of integers have 64 bits, other aggregates are doubles. Without a
+        value they are NaN or NaT. `min`, `max` and `mean` have the attributes of the array. Times
+        that are numbers with `units` of CF stay numbers: `xarray.decode_cf` decodes them.
+
+        No integer is rounded: where a double is needed and none is equal to it, loading raises
+        InvalidInputError, and `Session.aggregate` returns it.
 
     Raises:
         NodeNotFoundError: there is no array.
@@ -293,11 +299,29 @@ class Part:
         box = [slice(b.start - s.start, b.stop - s.start) for b, s in corner]
         place: tuple[Any, ...] = (*box, ...)
         part = self.found[place]  # a view, also where there are no axes
-        part[cells.mask] = values[cells.mask]
+        chosen = values[cells.mask]
+        if self.found.dtype.kind == "f" and chosen.dtype.kind in "iu":
+            _check_doubles(chosen)
+        part[cells.mask] = chosen
 
     def result(self) -> Any:
         """Return the cells that the key names."""
         return self.found[self._inner]
+
+
+def _check_doubles(integers: Any) -> None:
+    """Raise InvalidInputError if an integer has no double that is equal to it."""
+    magnitudes = np.abs(integers).astype(np.uint64)
+    large = magnitudes[magnitudes > _EXACT_DOUBLES]
+    # Zeros at the end of a binary number belong to the exponent.
+    rounded = large // (large & (~large + np.uint64(1))) > _EXACT_DOUBLES
+    if rounded.any():
+        value = int(integers[magnitudes > _EXACT_DOUBLES][rounded][0])
+        raise InvalidInputError(
+            f"The value {value} fulfils the conditions, and no double is equal to it. Integers "
+            "become doubles, since other values are missing. Use 'Session.where', and read the "
+            "array where its masks say."
+        )
 
 
 class Selected(BackendArray):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -11,8 +12,9 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.statistics import row_type
 from icechunk_async.zarr.queries.analyze import chunks_at_once
-from icechunk_async.zarr.queries.measuring import check_function, extreme_of, measure, summary
+from icechunk_async.zarr.queries.measuring import check_function, is_whole_text, measure, summary
 from icechunk_async.zarr.queries.planning import Plan, planned
+from icechunk_async.zarr.queries.text import ExtremeTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from icechunk_async.format.statistics import Rows
     from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.measuring import AggregateFunction
-    from icechunk_async.zarr.queries.text import ExtremeText
 
 __all__ = ["Aggregate", "aggregate", "gathered"]
+
+_BYTES_A_CHUNK: Final = 1 << 10
+"""To compare bounds of text takes as long as to handle some bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,13 @@ async def aggregate(
     with telemetry.span("aggregate"):
         plan = await planned(session, path, where, region)
         check_function(function, plan.target.meaning)
-        extreme = extreme_of(function, plan.target.meaning)
-        rows, reads = await gathered(session, plan, extreme)
-        value, count = summary(function, plan.target.meaning, rows, extreme)
+        texts: list[ExtremeTexts] = []
+        if is_whole_text(function, plan.target.meaning):
+            every = np.arange(len(plan))
+            texts.append(ExtremeTexts([every], len(plan), least=function == "min"))
+        rows, reads = await gathered(session, plan, texts)
+        text = texts[0].found[0] if texts else None
+        value, count = summary(function, plan.target.meaning, rows, text)
     lengths = plan.lengths()
     target_bytes = int(lengths[reads].sum())
     return Aggregate(
@@ -73,22 +81,25 @@ async def aggregate(
 
 
 async def gathered(
-    session: AnySession, plan: Plan, extreme: ExtremeText | None = None
+    session: AnySession, plan: Plan, texts: Sequence[ExtremeTexts] = ()
 ) -> tuple[Rows, npt.NDArray[np.int64]]:
     """Return the statistics of the cells of each chunk that count, and which chunks were read.
 
     Args:
         session: where the array is.
         plan: its chunks.
-        extreme: a text to find, which chunks may have to be read for.
+        texts: texts to find, which chunks may have to be read for.
     """
-    known, statistics = plan.known_whole()
-    if extreme is not None:
-        known = extreme.settled(statistics, known)
+    whole, statistics = plan.known_whole()
+    known = whole.copy()
+    for it in texts:
+        known &= await session.workspace.assets.compute(
+            partial(it.settled, statistics, whole), size_bytes=len(plan) * _BYTES_A_CHUNK
+        )
     excluded = plan.excluded
     reads = np.flatnonzero(~known & ~excluded)
     found = await bounded_map(
-        lambda at: _measured(session, plan, at, extreme),
+        lambda at: _measured(session, plan, at, texts),
         reads.tolist(),
         limit=chunks_at_once(*plan.arrays_read),
     )
@@ -99,12 +110,19 @@ async def gathered(
     return rows, reads
 
 
-async def _measured(session: AnySession, plan: Plan, at: int, extreme: ExtremeText | None) -> Rows:
+async def _measured(
+    session: AnySession, plan: Plan, at: int, texts: Sequence[ExtremeTexts]
+) -> Rows:
     """Return the statistics of the cells of a chunk that count."""
     box = plan.box(at)
     numbers = await plan.target.read(box)
     chosen = await plan.mask(at, numbers)
+
+    def take(low: str, high: str) -> None:
+        for it in texts:
+            it.add(at, low, high)
+
     return await session.workspace.assets.compute(
-        lambda: measure(plan.target.meaning, numbers, chosen, extreme),
+        lambda: measure(plan.target.meaning, numbers, chosen, take),
         size_bytes=numbers.nbytes,
     )

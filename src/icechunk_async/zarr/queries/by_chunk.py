@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,8 +19,9 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.paths import check_path
 from icechunk_async.zarr.queries.aggregate import gathered
 from icechunk_async.zarr.queries.arrays import QueriedArray
-from icechunk_async.zarr.queries.measuring import check_function, extreme_of, summary
+from icechunk_async.zarr.queries.measuring import check_function, is_whole_text, summary
 from icechunk_async.zarr.queries.planning import check_conditions, planned
+from icechunk_async.zarr.queries.text import ExtremeTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,11 +124,6 @@ async def described(
         raise InvalidInputError("No aggregate is named. Name at least one, such as 'max'.")
     for it in functions:
         check_function(it, array.meaning)
-        if extreme_of(it, array.meaning) is not None:
-            raise InvalidInputError(
-                f"Values of {array.path!r} are text, of which only the count is computed lazily. "
-                f"Ask 'Session.aggregate' for the {it}."
-            )
     await check_conditions(session, array, where)
     axes = _axes_of(array, dims)
     shape = tuple(-(-array.shape[axis] // array.chunks[axis]) for axis in axes)
@@ -168,9 +165,15 @@ def _axes_of(array: QueriedArray, dims: Sequence[str]) -> tuple[int, ...]:
 
 
 def _dtype(function: str, meaning: Meaning, *, may_miss: bool) -> np.dtype[Any]:
-    """Return the type of an aggregate; integers become doubles where there may be no value."""
+    """Return the type of an aggregate; integers become doubles where there may be no value.
+
+    Text is `object`, as xarray has text of which some may be missing: of `StringDType` its
+    own `where` fails, and the width of the longest text is not known beforehand.
+    """
     if function == "count":
         return np.dtype(np.int64)
+    if meaning.is_text:
+        return np.dtype(object)
     native = meaning.stored.newbyteorder("=")
     match function:
         case "sum" | "mean" if meaning.is_time:
@@ -197,8 +200,8 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
 
     Raises:
         FormatError: a chunk that is needed is missing or damaged.
-        InvalidInputError: a sum of integers needs more than 64 bits, or the array was changed since
-            it was described.
+        InvalidInputError: a sum of integers needs more than 64 bits, an integer has no double that
+            is equal to it where one is needed, or the array was changed since it was described.
 
     Cost: as `Session.aggregate`, once for all.
     """
@@ -209,18 +212,30 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
                 f"{question.path!r} was resized, or its attributes changed, since its aggregates "
                 "were opened. Open them again."
             )
-        rows, reads = await gathered(session, plan)
         shape = tuple(it.stop - it.start for it in part)
+        meaning = plan.target.meaning
 
-        def values() -> dict[str, Values]:
+        def begun() -> tuple[Groups, dict[str, ExtremeTexts]]:
             groups = _groups(question, plan, part, shape)
-            found = _costs(plan, groups, reads)
-            for function, dtype in question.dtypes.items():
-                found[function] = _summaries(function, dtype, plan.target.meaning, rows, groups)
-            return {name: it.reshape(shape) for name, it in found.items()}
+            return groups, {
+                it: ExtremeTexts(groups, len(plan), least=it == "min")
+                for it in question.dtypes
+                if is_whole_text(it, meaning)
+            }
 
         count = math.prod(shape) * len(question.names)
-        return await session.workspace.assets.compute(values, size_bytes=count * _BYTES_AN_ANSWER)
+        compute = partial(session.workspace.assets.compute, size_bytes=count * _BYTES_AN_ANSWER)
+        groups, texts = await compute(begun)
+        rows, reads = await gathered(session, plan, list(texts.values()))
+
+        def values() -> dict[str, Values]:
+            found = _costs(plan, groups, reads)
+            for function, dtype in question.dtypes.items():
+                given = texts[function].found if function in texts else None
+                found[function] = _summaries(function, dtype, meaning, rows, groups, texts=given)
+            return {name: it.reshape(shape) for name, it in found.items()}
+
+        return await compute(values)
 
 
 def _groups(question: Question, plan: Plan, part: Box, shape: tuple[int, ...]) -> Groups:
@@ -234,13 +249,29 @@ def _groups(question: Question, plan: Plan, part: Box, shape: tuple[int, ...]) -
 
 
 def _summaries(
-    function: Any, dtype: np.dtype[Any], meaning: Meaning, rows: Rows, groups: Groups
+    function: Any,
+    dtype: np.dtype[Any],
+    meaning: Meaning,
+    rows: Rows,
+    groups: Groups,
+    *,
+    texts: Values | None,
 ) -> Values:
-    """Return an aggregate of each group of chunks; missing where there is no value."""
+    """Return an aggregate of each group of chunks; missing where there is no value.
+
+    Args:
+        function: which aggregate.
+        dtype: its type.
+        meaning: what the values are.
+        rows: statistics of the chunks.
+        groups: the chunks of each answer.
+        texts: the answers if they are text, which rows may not have.
+    """
     missing = "NaT" if dtype.kind in "mM" else np.nan
     found = np.empty(len(groups), dtype)
     for at, group in enumerate(groups):
-        value, _ = summary(function, meaning, rows[group])
+        text = None if texts is None else texts[at]
+        value, _ = summary(function, meaning, rows[group], text)
         try:
             found[at] = missing if value is None else value
         except OverflowError:
@@ -248,6 +279,12 @@ def _summaries(
                 f"The sum of {meaning.path!r} is {value}, and an array holds 64 bits. "
                 "'Session.aggregate' returns it."
             ) from None
+        if dtype.kind == "f" and isinstance(value, int) and int(found[at]) != value:
+            raise InvalidInputError(
+                f"The {function} of {meaning.path!r} is {value}, and the nearest double is "
+                f"{int(found[at])}. Integers become doubles where values could be missing. "
+                "'Session.aggregate' returns it exactly, also of a region."
+            )
     return found
 
 

@@ -15,9 +15,11 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.statistics import row_type
-from icechunk_async.zarr.queries.text import ExtremeText, set_bounds
+from icechunk_async.zarr.queries.text import set_bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from icechunk_async.format.statistics import Rows
     from icechunk_async.zarr.queries.meaning import Mask, Meaning, Numbers
 
@@ -25,7 +27,7 @@ __all__ = [
     "FUNCTIONS",
     "AggregateFunction",
     "check_function",
-    "extreme_of",
+    "is_whole_text",
     "measure",
     "of_constant",
     "summary",
@@ -42,7 +44,7 @@ def measure(
     meaning: Meaning,
     numbers: Numbers,
     chosen: Mask | None = None,
-    extreme: ExtremeText | None = None,
+    take: Callable[[str, str], None] | None = None,
 ) -> Rows:
     """Return the statistics of some cells as one row, without a key: ``(1,)``.
 
@@ -50,7 +52,7 @@ def measure(
         meaning: what the numbers are.
         numbers: all cells of a chunk that count, of any shape.
         chosen: which of them to take; None for all.
-        extreme: takes the least and the greatest text whole, since bounds may be cut.
+        take: is given the least and the greatest text, whole, since bounds may be cut.
     """
     row = np.zeros(1, row_type(meaning.kind))
     valid = meaning.valid(numbers)
@@ -66,9 +68,8 @@ def measure(
     if meaning.is_text:
         low, high = str(values.min()), str(values.max())
         set_bounds(row, 0, low, high)
-        if extreme is not None:
-            extreme.add(low)
-            extreme.add(high)
+        if take is not None:
+            take(low, high)
         return row
     row["low"], row["high"] = values.min(), values.max()
     if meaning.kind == "f":
@@ -138,11 +139,9 @@ def check_function(function: str, meaning: Meaning) -> None:
         )
 
 
-def extreme_of(function: str, meaning: Meaning) -> ExtremeText | None:
-    """Return a search for the least or the greatest text; None for any other aggregate."""
-    if not meaning.is_text or function == "count":
-        return None
-    return ExtremeText(least=function == "min")
+def is_whole_text(function: str, meaning: Meaning) -> bool:
+    """Return whether an aggregate is a text, which statistics may have the beginning of only."""
+    return meaning.is_text and function != "count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ class _Whole:
 
 
 def summary(
-    function: AggregateFunction, meaning: Meaning, rows: Rows, extreme: ExtremeText | None = None
+    function: AggregateFunction, meaning: Meaning, rows: Rows, text: str | None = None
 ) -> tuple[Any, int]:
     """Return the aggregate of all cells behind some rows, and how many have a value.
 
@@ -165,7 +164,7 @@ def summary(
         function: which aggregate.
         meaning: what the values are.
         rows: statistics of all cells.
-        extreme: of text, its least or greatest, as rows may not have it.
+        text: of text, the least or the greatest, as rows may not have it.
 
     Raises:
         InvalidInputError: there is no such function, or not for times.
@@ -178,8 +177,8 @@ def summary(
             return count, count
         case "min" | "max" if not count:
             return None, 0
-        case "min" | "max" if extreme is not None:
-            return extreme.found, count
+        case "min" | "max" if meaning.is_text:
+            return text, count
         case "min" | "max":
             lowest = (function == "min") != meaning.is_reversed
             number = rows["low"].min() if lowest else rows["high"].max()

@@ -1,4 +1,4 @@
-"""Bounds of text: those of cells, and the least or greatest text of many chunks.
+"""Bounds of text: those of cells, and the least or greatest text of groups of chunks.
 
 Stored bounds hold the beginning of a text, so the least and the greatest of all may be longer than
 any of them. Chunks whose bounds were cut are read if theirs could be the one, and no others.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from icechunk_async.format.statistics import (
     HIGH_CUT,
     LOW_CUT,
@@ -18,10 +20,14 @@ from icechunk_async.format.statistics import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
     from icechunk_async.format.statistics import Rows
     from icechunk_async.zarr.queries.meaning import Mask
 
-__all__ = ["ExtremeText", "set_bounds", "successor"]
+__all__ = ["ExtremeTexts", "set_bounds", "successor"]
 
 _LAST: Final = "\U0010ffff"
 _SURROGATES: Final = range(0xD800, 0xE000)
@@ -44,12 +50,24 @@ def successor(begin: str) -> str | None:
     return kept[:-1] + chr(following)
 
 
-class ExtremeText:
-    """The least or the greatest text of some cells. Memory: one text."""
+class ExtremeTexts:
+    """The least or the greatest text of each group of chunks. Memory: one text for each."""
 
-    def __init__(self, *, least: bool) -> None:
-        """Begin without cells."""
-        self.found: str | None = None
+    def __init__(
+        self, groups: Sequence[npt.NDArray[np.integer[Any]]], chunks: int, *, least: bool
+    ) -> None:
+        """Begin without cells.
+
+        Args:
+            groups: chunks that belong together, by their places in a plan; each in one group.
+            chunks: how many the plan has.
+            least: whether to find the least, not the greatest.
+        """
+        self.found: npt.NDArray[Any] = np.full(len(groups), None, object)
+        self._groups = groups
+        self._group_of = np.zeros(chunks, np.int64)
+        for number, group in enumerate(groups):
+            self._group_of[group] = number
         self._least = least
         self._lock = threading.Lock()
 
@@ -60,32 +78,38 @@ class ExtremeText:
             rows: statistics of chunks.
             known: which of them are about all cells that count.
         """
+        found = known.copy()
+        for number, group in enumerate(self._groups):
+            found[group] &= ~self._needed(number, rows[group], known[group])
+        return found
+
+    def _needed(self, number: int, rows: Rows, known: Mask) -> Mask:
+        """Return which known chunks of a group must be read, and take whole bounds of others."""
         bounds = rows["low" if self._least else "high"]
         some = known & (rows["count"] > 0)
         is_cut = (rows["cut"] & (LOW_CUT if self._least else HIGH_CUT)) > 0
         exact = bounds[some & ~is_cut].tolist()
         begins = bounds[some & is_cut].tolist()
-        found = known.copy()
+        if exact:
+            self._take(number, text_of(min(exact) if self._least else max(exact)))
+        if not begins:
+            return np.zeros(len(rows), bool)
         if self._least:
-            if exact:
-                self.add(text_of(min(exact)))
-            if begins:
-                # The text of the least beginning is less than this; others are greater than theirs.
-                limit = min([*exact, _raised(min(begins))])
-                found &= ~(some & is_cut & (bounds < limit))
+            # The text of the least beginning is less than this; others are greater than theirs.
+            could_be = bounds < min([*exact, _raised(min(begins))])
         else:
-            if exact:
-                self.add(text_of(max(exact)))
-            if begins:
-                limit = max([*exact, *begins])
-                found &= ~(some & is_cut & (greatest_keys(rows) > limit))
-        return found
+            could_be = greatest_keys(rows) > max([*exact, *begins])
+        return np.asarray(some & is_cut & could_be, bool)
 
-    def add(self, text: str) -> None:
-        """Take one more text; from any thread."""
+    def add(self, chunk: int, low: str, high: str) -> None:
+        """Take the least and the greatest text of a chunk; from any thread."""
+        self._take(int(self._group_of[chunk]), low if self._least else high)
+
+    def _take(self, number: int, text: str) -> None:
         with self._lock:
-            if self.found is None or (text < self.found if self._least else text > self.found):
-                self.found = text
+            best = self.found[number]
+            if best is None or (text < best if self._least else text > best):
+                self.found[number] = text
 
 
 def _raised(begin: bytes) -> bytes:

@@ -26,7 +26,7 @@ from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFound
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
-from icechunk_async.sync.xarray import open_aggregates, open_dataset, to_icechunk
+from icechunk_async.sync.xarray import open_aggregates, open_dataset, open_where, to_icechunk
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.xarray import open_aggregates as async_open_aggregates
 from icechunk_async.xarray import open_dataset as async_open_dataset
@@ -345,14 +345,189 @@ def test_what_cannot_be_asked_is_refused(session: Session) -> None:
     refused("which is neither a number", where="t > warm")
 
 
-@pytest.mark.parametrize("dtype", ["U40", np.dtypes.StringDType()])
-def test_of_text_the_count_is_lazy(tmp_path: Path, dtype: Any) -> None:
-    """Conditions on text are those of other questions; the least text is refused at opening."""
-    session = put(tmp_path / "r", np.array(["a", "b" * 40, "c", "d"], dtype))
-    found = open_aggregates(session, "a", "count", where="a > 'b'", per_chunk_of="x")
-    assert found["count"].to_numpy().tolist() == [1, 2]
-    with pytest.raises(IcechunkError, match=r"only the count .* 'Session.aggregate' for the min"):
-        open_aggregates(session, "a", ["count", "min"])
+TEXTS = (
+    *("", "b", "a", "é", "z\U0010ffff", "\U0010ffff" * 20, "\ud7ff", "\ue000", "none"),
+    *("z" * 40, "z" * 39 + "a", "z" * 41, "z" * 32, "z" * 33, "é" * 16, "é" * 17 + "a", "é" * 17),
+)
+TEXT_KINDS = {"fixed": np.dtype("U48"), "any length": np.dtypes.StringDType()}
+
+
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+@pytest.mark.parametrize("where", [None, "a > 'b' and a != 'z'", "a < ''"])
+def test_least_and_greatest_texts_are_those_of_python(
+    tmp_path: Path, kind: str, where: str | None
+) -> None:
+    """Of the whole array and of each chunk: empty ones, long ones that begin alike, missing ones.
+
+    With and without statistics, they are also what `Session.aggregate` returns.
+    """
+    rng = np.random.default_rng(0)
+    texts = [str(it) for it in rng.choice(TEXTS, 120)] + ["none", "none", "z" * 40]
+    session = put(tmp_path / "r", np.array(texts, TEXT_KINDS[kind]), missing_value="none")
+    session.commit("texts")
+    repository = Repository.open(str(tmp_path / "r"))
+    condition: Any = {None: lambda it: True, "a < ''": lambda it: False}.get(
+        where, lambda it: it > "b" and it != "z"
+    )
+
+    def extremes(some: list[str]) -> list[Any]:
+        chosen = [it for it in some if it != "none" and condition(it)]
+        return [min(chosen), max(chosen)] if chosen else [None, None]
+
+    for analyze in (False, True):
+        if analyze:
+            repository.analyze()
+        session = repository.readonly_session("main")
+        whole = open_aggregates(session, "a", ["min", "max"], where=where)
+        some = open_aggregates(session, "a", ["min", "max"], where=where, per_chunk_of="x")
+        assert {it.dtype for it in (whole["min"], some["max"])} == {np.dtype(object)}
+        assert shown(whole) == [extremes(texts)]
+        assert shown(some) == [extremes(texts[at : at + 2]) for at in range(0, len(texts), 2)]
+        functions = ("min", "max")
+        assert shown(whole) == [
+            [session.aggregate("a", cast("Any", it), where=where).value for it in functions]
+        ]
+        part = open_aggregates(session, "a", ["min", "max"], where=where, per_chunk_of="x")
+        assert shown(part.isel(x=slice(7, 20, 3))) == shown(some)[7:20:3]
+
+
+def shown(found: xr.Dataset) -> list[list[Any]]:
+    """Return the least and the greatest texts; None where they are missing as xarray has it."""
+    columns: list[list[Any]] = []
+    for name in ("min", "max"):
+        values = np.atleast_1d(found[name].to_numpy())
+        missing = np.atleast_1d(found[name].isnull().to_numpy())
+        columns.append(
+            [None if it else str(text) for it, text in zip(missing, values, strict=True)]
+        )
+    return [list(it) for it in zip(*columns, strict=True)]
+
+
+async def test_texts_cost_the_chunks_whose_bounds_were_cut() -> None:
+    """For each answer; both are from one read, and conditions leave out chunks as ever."""
+    texts = np.array(
+        ["a", "b", "y" * 40, "y" * 39 + "z", "c", "c", "z" * 40, "d", "e", "f"],
+        np.dtypes.StringDType(),
+    )
+    async with open_storage(memory_url()) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        async with AsyncRepository.create(
+            storage, config=AsyncConfig(inline_chunk_threshold_bytes=0)
+        ) as repository:
+            await commit_array(repository, texts, (2,), "/a", names=("x",))
+            await repository.analyze()
+            session = await repository.readonly_session("main")
+
+            async def cost(functions: Any, **more: Any) -> tuple[Any, int]:
+                found = await async_open_aggregates(session, "a", functions, **more)
+                storage.forget()
+                found = await found.load_async()
+                chunks = [key for _, key in storage.log if key.startswith("chunks/")]
+                assert len(chunks) == int(found["chunks_read"].sum())
+                return found["chunks_read"].to_numpy().tolist(), len(chunks)
+
+            assert await cost(["min", "max"], per_chunk_of="x") == ([0, 1, 0, 1, 0], 2)
+            assert await cost("min", per_chunk_of="x") == ([0, 1, 0, 0, 0], 1)
+            assert await cost(["min", "max"]) == (1, 1)
+            assert await cost("min") == (0, 0)
+            assert await cost("max", where="a > 'x'", per_chunk_of="x") == ([0, 1, 0, 1, 0], 2)
+
+
+def test_texts_travel_and_are_lazy_with_dask(tmp_path: Path) -> None:
+    """A pickled copy computes them, and so do tasks."""
+    writable = put(tmp_path / "r", np.array(["a", "b" * 40, "c", "d"], "U40"))
+    writable.commit("texts")
+    session = Repository.open(str(tmp_path / "r")).readonly_session("main")
+    found = open_aggregates(session, "a", ["min", "max", "count"], per_chunk_of="x")
+    loaded = found.copy().load()
+    assert loaded["max"].to_numpy().tolist() == ["b" * 40, "d"]
+    assert_equal(pickle.loads(pickle.dumps(found)).load(), loaded)
+    assert_equal(found.chunk(x=1).compute(scheduler="threads"), loaded)
+    with pytest.raises(IcechunkError, match="are text, which has no mean"):
+        open_aggregates(session, "a", ["count", "mean"])
+
+
+LARGE = {
+    "i8": (2**53, -(2**53), 2**53 - 1, 2**62, -(2**63), 2**54 + 4, -(2**54) - 4),
+    "u8": (2**53, 2**64 - 2048, 2**63, 2**60 + 2**8),
+}
+ROUNDED = {
+    "i8": (2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**62 + 1, -(2**63) + 1, 2**54 + 2**54 - 1),
+    "u8": (2**53 + 1, 2**64 - 1, 2**63 + 1, 2**63 - 1),
+}
+"""Integers that are equal to a double, and such that are not."""
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8"])
+@pytest.mark.parametrize("dims", [(), ("x",)])
+async def test_integers_are_exact_or_refused(kind: str, dims: tuple[str, ...]) -> None:
+    """Where a value could be missing they are doubles, and none is another number than it was."""
+    for value in (*LARGE[kind], *ROUNDED[kind]):
+        async with AsyncRepository.create(memory_url()) as repository:
+            raw = np.array([value, value, 5, 7], kind)
+            await commit_array(repository, raw, (2,), "/a", names=("x",))
+            marked = {"_FillValue": 5}
+            await commit_array(repository, raw, (2,), "/m", names=("x",), attributes=marked)
+            session = await repository.readonly_session("main")
+            exact = await async_open_aggregates(session, "a", ["min", "max"], per_chunk_of=dims)
+            exact = await exact.load_async()
+            assert exact["min"].dtype == exact["max"].dtype == np.dtype(kind)
+            far = "min" if value < 0 else "max"
+            assert int(exact[far].to_numpy().reshape(-1)[0]) == value
+            for path, where in (("a", "a != 5"), ("m", None)):
+                found = await async_open_aggregates(
+                    session, path, ["min", "max"], where=where, per_chunk_of=dims
+                )
+                assert found[far].dtype == np.dtype("f8")
+                if value in ROUNDED[kind]:
+                    with pytest.raises(InvalidInputError, match=rf" is {value}, and the nearest"):
+                        await found.load_async()
+                    plainly = await session.aggregate(path, cast("Any", far), where=where)
+                    assert plainly.value == value
+                else:
+                    found = await found.load_async()
+                    assert int(found[far].to_numpy().reshape(-1)[0]) == value
+
+
+def test_integers_that_would_be_rounded_are_refused_to_code_that_blocks(tmp_path: Path) -> None:
+    """And where cells are selected, which become doubles as well."""
+    for number, (value, is_rounded) in enumerate(
+        [(it, False) for it in LARGE["i8"]] + [(it, True) for it in ROUNDED["i8"]]
+    ):
+        session = put(tmp_path / str(number), np.array([5, value, 7, 8], "i8"))
+        values = open_where(session, "a != 5")
+        assert values.isel(x=slice(2, 4)).to_numpy().tolist() == [7, 8]
+        highest = open_aggregates(session, "a", ["min", "max"], where="a != 5")
+        if is_rounded:
+            with pytest.raises(IcechunkError, match=f"value {value} fulfils"):
+                values.load()
+            with pytest.raises(IcechunkError, match=r"'Session.aggregate' returns it exactly"):
+                highest.load()
+        else:
+            assert int(values.to_numpy()[1]) == value
+            assert value in {int(highest["min"]), int(highest["max"])}
+
+
+async def test_selected_integers_that_would_be_rounded_are_refused() -> None:
+    """By asyncio; unsigned ones, too. None is refused that the conditions leave out."""
+    async with AsyncRepository.create(memory_url()) as repository:
+        raw = np.array([2**64 - 1, 2**64 - 2048, 7], "u8")
+        await commit_array(repository, raw, (2,), "/a", names=("x",))
+        session = await repository.readonly_session("main")
+        kept = await async_open_where(session, f"a != {2**64 - 1}")
+        assert int((await kept.load_async()).to_numpy()[1]) == 2**64 - 2048
+        with pytest.raises(InvalidInputError, match=r"Use 'Session.where'"):
+            await (await async_open_where(session, "a > 3")).load_async()
+
+
+@pytest.mark.parametrize("unit", ["ns", "s"])
+def test_times_are_exact_where_some_are_missing(tmp_path: Path, unit: str) -> None:
+    """To the last unit, since NaT has a place among them."""
+    raw = np.array([2**62 + 1, 2**62 - 1, -(2**63) + 1, 3]).view(f"M8[{unit}]")
+    session = put(tmp_path / "r", raw)
+    found = open_aggregates(session, "a", ["min", "max"], per_chunk_of="x", where="a > '1970'")
+    assert found["max"].to_numpy().view("i8").tolist() == [2**62 + 1, 3]
+    assert found["min"].to_numpy().view("i8").tolist() == [2**62 - 1, 3]
 
 
 async def test_names_and_numbers_of_answers_are_bounded() -> None:
