@@ -7,6 +7,7 @@ here for the pages. And data classes that are made late have the arguments of an
 
 from __future__ import annotations
 
+import ast
 import copy
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -23,11 +24,21 @@ _TWIN: Final = re.compile(r"twin_of\((\w+)\.(\w+)\)$")
 _BEFORE_CODE: Final = re.compile(r"::(?=\n\n {4})")
 _LATE: Final = "icechunk_async._runtime.dataclasses.dataclass"
 _KNOWN: Final = "dataclasses.dataclass"
-_ASKED: Final = re.compile(r"asked\((\w+)\.(\w+)\)$")
+_PAIR: Final = re.compile(r"(asked|owned|iterated)\((\w+)\.(\w+)")
 
 
 class SharedText(griffe.Extension):
     """Gives the facade's methods the text, or the whole declaration, of the native ones."""
+
+    def on_class_members(self, *, node: Any, cls: griffe.Class, **_: Any) -> None:
+        """Note both names of a pair, of which griffe itself sees none."""
+        for line in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Tuple):
+                for target in line.targets[0].elts:
+                    name = ast.unparse(target)
+                    pair = griffe.Attribute(name, value=ast.unparse(line.value))
+                    pair.lineno, pair.endlineno = line.lineno, line.end_lineno
+                    cls.set_member(name, pair)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Complete the classes of the facade when the package has been read."""
@@ -43,7 +54,7 @@ class SharedText(griffe.Extension):
                         if native is not None:
                             member.docstring = native.docstring
                 elif isinstance(member, griffe.Attribute):
-                    native = _native(cls, _ASKED.match(str(member.value)))
+                    native = _native(cls, _PAIR.match(str(member.value)))
                     if native is not None:
                         cls.set_member(member.name, _renamed(native, member, cls))
 
@@ -85,7 +96,7 @@ def _classes(found: Any) -> Iterator[griffe.Class]:
 def _native(cls: griffe.Class, found: re.Match[str] | None) -> griffe.Function | None:
     if found is None:
         return None
-    owner, name = found.groups()
+    owner, name = found.groups()[-2:]
     path = cls.module.resolve(owner)
     native = cls.package.modules_collection[path].all_members[name]
     target = native.final_target if isinstance(native, griffe.Alias) else native
@@ -96,8 +107,24 @@ def _native(cls: griffe.Class, found: re.Match[str] | None) -> griffe.Function |
 def _renamed(
     native: griffe.Function, member: griffe.Attribute, cls: griffe.Class
 ) -> griffe.Function:
-    """Return a copy of a native method under another name."""
+    """Return a copy of a native method under another name, with the result that it has here."""
     twin = copy.copy(native)
     twin.name, twin.parent = member.name, cls
     twin.lineno, twin.endlineno = member.lineno, member.endlineno
+    twin.returns = _returned(native, member, cls)
     return twin
+
+
+def _returned(native: griffe.Function, member: griffe.Attribute, cls: griffe.Class) -> Any:
+    """Return the annotation of what a method of a pair returns."""
+    call: Any = ast.parse(str(member.value), mode="eval").body
+    found = native.returns
+    if len(call.args) > 1:  # a class, one of its methods, or a function of the module
+        maker, _, _ = ast.unparse(call.args[1]).partition(".")
+        function = cls.module.members.get(maker)
+        found = function.returns if isinstance(function, griffe.Function) else maker
+    if call.func.id != "iterated":
+        return found
+    item = str(found).removeprefix("AsyncIterator[").removesuffix("]")
+    is_twin = member.name.endswith("_async")
+    return f"{'AsyncCloseableIterator' if is_twin else 'Iterator'}[{item}]"

@@ -1402,7 +1402,7 @@ class Repository:
                 so that the last commit is not part of it any more.
             NotFoundError: nothing has the name ``since``.
 
-        Cancellation: no effect.
+        Cancellation: no effect. Code that blocks ends it by an interrupt or a `deadline`.
 
         Cost: each look is one request, which the storage answers in a few bytes if nothing
         changed (in format version 2). Failures of the storage that its retries do not overcome

@@ -91,13 +91,25 @@ def test_methods_of_the_facade_show_the_text_that_they_share_with_native_ones(na
     twins = {
         method: getattr(sync, name).__dict__[method]
         for method in vars(getattr(sync, name))
-        if method.endswith("_async") and method != "ops_log_async"
+        if method.endswith("_async")
     }
     assert len(twins) > 5
     for method, twin in twins.items():
         text = inspect.cleandoc(getattr(twin, "__func__", twin).__doc__)
         assert shown.members[method].docstring.value == text, method
         assert shown.members[method].is_function, method
+
+
+@pytest.mark.parametrize("name", ["Repository", "Session"])
+def test_both_methods_of_a_pair_are_shown_with_what_they_return(name: str) -> None:
+    """Also where the result of the native method is converted."""
+    shown = shown_package()[f"sync.{name.lower()}.{name}"]
+    methods = {it: made for it, made in vars(getattr(sync, name)).items() if callable(made)}
+    pairs = {it for it, made in methods.items() if "__signature__" in vars(made)}
+    assert pairs
+    for it in (*pairs, *(f"{it}_async" for it in pairs if not it.endswith("_async"))):
+        returned = inspect.signature(methods[it]).return_annotation
+        assert str(shown.members[it].returns) == returned, it
 
 
 def test_code_in_docstrings_is_shown_without_a_second_colon() -> None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, override
 from anyio import to_thread
 
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
-from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
+from icechunk_async._runtime.blocking.pairs import (
+    asked,
+    awaited,
+    blocking,
+    iterated,
+    owned,
+    twin_of,
+)
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.blocking.tracebacks import OUR_FILES, managed
 from icechunk_async.engine.open import Creation, as_snapshot_id
@@ -20,7 +27,7 @@ from icechunk_async.errors import (
     VirtualContainerError,
 )
 from icechunk_async.format.operations_log import Availability
-from icechunk_async.repository import Repository as AsyncRepository
+from icechunk_async.repository import Repository as Native
 from icechunk_async.repository import RepoStatus as NativeStatus
 from icechunk_async.repository import find_named
 from icechunk_async.session import Session as NativeSession
@@ -81,8 +88,11 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
     from icechunk_async.engine.upkeep.integrity.repair import RepairPlan
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
-    from icechunk_async.engine.versions.feed import Change
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.operations_log import Update as NativeUpdate
     from icechunk_async.format.repo_info.snapshot_page import Page
+    from icechunk_async.format.snapshot import ManifestFileInfo as NativeManifest
+    from icechunk_async.proposals import Proposal as NativeProposal
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
@@ -92,9 +102,8 @@ if TYPE_CHECKING:
     from icechunk_async.sync.ops import GCSummary, Update
     from icechunk_async.sync.storage import Storage, StorageSettings
     from icechunk_async.sync.store import IcechunkStore
-    from icechunk_async.sync.types import CommitMethod
     from icechunk_async.sync.versions import BlockingCheck, Check, PendingMerge, Proposal
-    from icechunk_async.zarr.values import CellChanges
+    from icechunk_async.versions import PendingMerge as NativeMerge
 
     type Access = dict[str, AnyCredential | None] | None
 
@@ -103,6 +112,63 @@ __all__ = ["Repository", "upgrade_icechunk_repository"]
 _MIB: Final = 1024 * 1024
 _CELLS: Final = 100_000
 """For the size of what one chunk may bring."""
+
+
+# What native methods return, in the facade's classes.
+
+
+def _session(handle: RepositoryHandle, session: AsyncSession) -> Session:
+    return Session(SessionHandle(handle, session))
+
+
+def _pending_merge(handle: RepositoryHandle, pending: NativeMerge) -> PendingMerge:
+    from icechunk_async.sync.versions import PendingMerge  # noqa: PLC0415 -- loaded when it is used
+
+    return PendingMerge(handle, pending)
+
+
+def _proposal(handle: RepositoryHandle, proposal: NativeProposal) -> Proposal:
+    from icechunk_async.sync.versions import Proposal  # noqa: PLC0415 -- loaded when it is used
+
+    return Proposal(handle, proposal)
+
+
+def _proposals(handle: RepositoryHandle, proposals: list[NativeProposal]) -> list[Proposal]:
+    return [_proposal(handle, it) for it in proposals]
+
+
+def _update(update: NativeUpdate) -> Update:
+    from icechunk_async.sync.ops import Update  # noqa: PLC0415 -- rarely needed
+
+    return Update.from_native(update)
+
+
+def _operations(log: OperationsLog[NativeUpdate]) -> OperationsLog[Update]:
+    from icechunk_async.engine.history.summary import OperationsLog  # noqa: PLC0415 -- rarely needed
+
+    return OperationsLog(tuple(map(_update, log)), log.drawn, log.complete)
+
+
+def _parts(*_: object, batch_size: int = 100_000, **__: object) -> int:
+    return batch_size // 8  # nodes come one by one
+
+
+def _manifests(found: list[NativeManifest]) -> list[ManifestFileInfo]:
+    return list(map(ManifestFileInfo.from_native, found))
+
+
+def _flags(flags: list[NativeFlag]) -> list[FeatureFlag]:
+    return list(map(FeatureFlag.from_native, flags))
+
+
+def _status(status: NativeStatus) -> RepoStatus:
+    assert status.set_at is not None  # stored ones have it
+    is_online = status.availability is Availability.ONLINE
+    return RepoStatus(
+        RepoAvailability.online if is_online else RepoAvailability.read_only,
+        status.set_at,
+        status.limited_availability_reason,
+    )
 
 
 class Repository(Displayed):
@@ -361,7 +427,7 @@ class Repository(Displayed):
             storage_settings: accepted; the default settings are used.
             storage_options: see `open`.
         """
-        return await _look(AsyncRepository.exists, storage, storage_options)
+        return await _look(Native.exists, storage, storage_options)
 
     @staticmethod
     @awaited
@@ -380,25 +446,25 @@ class Repository(Displayed):
             storage_settings: accepted; the default settings are used.
             storage_options: see `open`.
         """
-        version = await _look(AsyncRepository.fetch_spec_version, storage, storage_options)
+        version = await _look(Native.fetch_spec_version, storage, storage_options)
         return SpecVersion(version) if version else None
 
     @staticmethod
-    @twin_of(AsyncRepository.fetch_layout)
+    @twin_of(Native.fetch_layout)
     async def fetch_layout_async(
         storage: Storage | Location, *, storage_options: Mapping[str, object] | None = None
     ) -> str | None:
-        return await _look(AsyncRepository.fetch_layout, storage, storage_options)
+        return await _look(Native.fetch_layout, storage, storage_options)
 
     @staticmethod
-    @twin_of(AsyncRepository.fetch_config)
+    @twin_of(Native.fetch_config)
     async def fetch_config_async(
         storage: Storage | Location, *, storage_options: Mapping[str, object] | None = None
     ) -> RepositoryConfig | None:
-        config = await _look(AsyncRepository.fetch_config, storage, storage_options)
+        config = await _look(Native.fetch_config, storage, storage_options)
         return None if config is None else RepositoryConfig.from_native(config)
 
-    save_config_async = asked(AsyncRepository.save_config)
+    save_config, save_config_async = asked(Native.save_config)
 
     @awaited
     def reopen_async(
@@ -493,7 +559,6 @@ class Repository(Displayed):
     fetch_spec_version = staticmethod(blocking(fetch_spec_version_async))
     fetch_layout = staticmethod(blocking(fetch_layout_async))
     fetch_config = staticmethod(blocking(fetch_config_async))
-    save_config = blocking(save_config_async)
     reopen = blocking(reopen_async)
 
     # Sessions
@@ -526,43 +591,16 @@ class Repository(Displayed):
         if as_of is not None:
             check_aware(as_of, "as_of")
         check_one(branch, tag, snapshot_id, ref)
-        return await self._begin(
+        made = await self.handle.ask(
             lambda it: it.readonly_session(
                 branch, tag=tag, snapshot_id=snapshot_id, ref=ref, as_of=as_of
             )
         )
+        return _session(self.handle, made)
 
-    @twin_of(AsyncRepository.writable_session)
-    async def writable_session_async(
-        self,
-        branch: str,
-        *,
-        lease: timedelta | bool = False,
-        owner: str | None = None,
-        deduplicate: bool = False,
-    ) -> Session:
-        return await self._begin(
-            lambda it: it.writable_session(
-                branch, lease=lease, owner=owner, deduplicate=deduplicate
-            )
-        )
-
-    @twin_of(AsyncRepository.resume_session)
-    async def resume_session_async(
-        self, session_id: str, *, owner: str | None = None, deduplicate: bool = False
-    ) -> Session:
-        return await self._begin(
-            lambda it: it.resume_session(session_id, owner=owner, deduplicate=deduplicate)
-        )
-
-    @twin_of(AsyncRepository.rearrange_session)
-    async def rearrange_session_async(self, branch: str) -> Session:
-        return await self._begin(lambda it: it.rearrange_session(branch))
-
-    async def _begin(
-        self, question: Callable[[AsyncRepository], Coroutine[Any, Any, AsyncSession]]
-    ) -> Session:
-        return Session(await SessionHandle.begin(self.handle, question))
+    writable_session, writable_session_async = owned(Native.writable_session, _session)
+    resume_session, resume_session_async = owned(Native.resume_session, _session)
+    rearrange_session, rearrange_session_async = owned(Native.rearrange_session, _session)
 
     @managed
     def transaction(
@@ -603,33 +641,21 @@ class Repository(Displayed):
         )
 
     readonly_session = blocking(readonly_session_async)
-    writable_session = blocking(writable_session_async)
-    resume_session = blocking(resume_session_async)
-    sessions_async = asked(AsyncRepository.sessions)
-    sessions = blocking(sessions_async)
-    end_session_async = asked(AsyncRepository.end_session)
-    end_session = blocking(end_session_async)
-    rearrange_session = blocking(rearrange_session_async)
-    recorded_transactions_async = asked(AsyncRepository.recorded_transactions)
-    recorded_transactions = blocking(recorded_transactions_async)
+    sessions, sessions_async = asked(Native.sessions)
+    end_session, end_session_async = asked(Native.end_session)
+    recorded_transactions, recorded_transactions_async = asked(Native.recorded_transactions)
 
-    @twin_of(AsyncRepository.forget_transactions)
-    async def forget_transactions_async(
-        self, app_ids: str | Iterable[str], branch: str = "main"
-    ) -> str:
-        return str(await self.handle.ask(lambda it: it.forget_transactions(app_ids, branch)))
-
-    forget_transactions = blocking(forget_transactions_async)
+    forget_transactions, forget_transactions_async = asked(Native.forget_transactions, str)
 
     # Branches and tags
 
-    @twin_of(AsyncRepository.create_branch)
+    @twin_of(Native.create_branch)
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
         await self.handle.ask(lambda it: it.create_branch(branch, snapshot_id))
 
-    list_branches_async = asked(AsyncRepository.list_branches)
+    list_branches, list_branches_async = asked(Native.list_branches)
 
-    @twin_of(AsyncRepository.lookup_branch)
+    @twin_of(Native.lookup_branch)
     async def lookup_branch_async(self, branch: str) -> str:
         return str(await self.handle.ask(lambda it: it.lookup_branch(branch)))
 
@@ -669,27 +695,25 @@ class Repository(Displayed):
             )
         await self.handle.ask(lambda it: it.delete_branch(branch))
 
-    @twin_of(AsyncRepository.create_tag)
+    @twin_of(Native.create_tag)
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
         await self.handle.ask(lambda it: it.create_tag(tag, snapshot_id))
 
-    list_tags_async = asked(AsyncRepository.list_tags)
+    list_tags, list_tags_async = asked(Native.list_tags)
 
-    @twin_of(AsyncRepository.lookup_tag)
+    @twin_of(Native.lookup_tag)
     async def lookup_tag_async(self, tag: str) -> str:
         return str(await self.handle.ask(lambda it: it.lookup_tag(tag)))
 
-    @twin_of(AsyncRepository.delete_tag)
+    @twin_of(Native.delete_tag)
     async def delete_tag_async(self, tag: str) -> None:
         await self.handle.ask(lambda it: it.delete_tag(tag))
 
     create_branch = blocking(create_branch_async)
-    list_branches = blocking(list_branches_async)
     lookup_branch = blocking(lookup_branch_async)
     reset_branch = blocking(reset_branch_async)
     delete_branch = blocking(delete_branch_async)
     create_tag = blocking(create_tag_async)
-    list_tags = blocking(list_tags_async)
     lookup_tag = blocking(lookup_tag_async)
     delete_tag = blocking(delete_tag_async)
 
@@ -723,7 +747,7 @@ class Repository(Displayed):
         """Iterate as `ancestry` does, in `async for` as well."""
         check_one(branch, tag, snapshot_id, ref)
 
-        async def pages(it: AsyncRepository) -> AsyncIterator[Page]:
+        async def pages(it: Native) -> AsyncIterator[Page]:
             start = await find_named(it.engine, branch, tag, snapshot_id, ref)
             async for page in it.engine.history.ancestry_pages(start):
                 yield page
@@ -732,42 +756,26 @@ class Repository(Displayed):
             self.handle.each(pages, SnapshotInfo.of_page)
         )
 
-    ancestry_graph_async = asked(AsyncRepository.ancestry_graph)
-    summary_async = asked(AsyncRepository.summary)
+    ancestry_graph, ancestry_graph_async = asked(Native.ancestry_graph)
+    summary, summary_async = asked(Native.summary)
+    ops_log, ops_log_async = iterated(Native.ops_log, _update)
+    operations, operations_async = asked(Native.operations, _operations)
 
-    def ops_log(self) -> Iterator[Update]:
-        """Iterate over the operations on the repository, newest first; needs format version 2.
+    def _known_snapshot(self, snapshot_id: SnapshotId | str) -> SnapshotInfo | None:
+        ready = self.handle.ready
+        if ready is not None:
+            with translated():
+                found = ready.engine.history.known_snapshot(as_snapshot_id(snapshot_id))
+            if found is not None:
+                return SnapshotInfo.from_native(found)
+        return None
 
-        `operations` returns the newest at once, and shows them as a table.
-        """
-        return self.ops_log_async().begun()
+    lookup_snapshot, lookup_snapshot_async = asked(
+        Native.lookup_snapshot, SnapshotInfo.from_native, known=_known_snapshot
+    )
+    list_manifest_files, list_manifest_files_async = asked(Native.list_manifest_files, _manifests)
 
-    def ops_log_async(self) -> AsyncCloseableIterator[Update]:
-        """Iterate as `ops_log` does, in `async for` as well."""
-        from icechunk_async.sync.ops import Update  # noqa: PLC0415 -- rarely needed
-
-        return AsyncCloseableIterator(self.handle.each(lambda it: it.ops_log(), Update.from_native))
-
-    @twin_of(AsyncRepository.operations)
-    async def operations_async(self, *, limit: int | None = 200) -> OperationsLog[Update]:
-        from icechunk_async.engine.history.summary import OperationsLog  # noqa: PLC0415 -- rarely needed
-        from icechunk_async.sync.ops import Update  # noqa: PLC0415 -- rarely needed
-
-        found = await self.handle.ask(lambda it: it.operations(limit=limit))
-        entries = tuple(map(Update.from_native, found))
-        return OperationsLog(entries, found.drawn, found.complete)
-
-    @twin_of(AsyncRepository.lookup_snapshot)
-    async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
-        info = await self.handle.ask(lambda it: it.lookup_snapshot(snapshot_id))
-        return SnapshotInfo.from_native(info)
-
-    @twin_of(AsyncRepository.list_manifest_files)
-    async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        found = await self.handle.ask(lambda it: it.list_manifest_files(snapshot_id))
-        return [ManifestFileInfo.from_native(info) for info in found]
-
-    @twin_of(AsyncRepository.diff)
+    @twin_of(Native.diff)
     async def diff_async(
         self,
         *,
@@ -796,17 +804,10 @@ class Repository(Displayed):
         )
         return Diff.from_native(found)
 
-    inspect_snapshot_async = asked(AsyncRepository.inspect_snapshot)
-
-    inspect_repo_info_async = asked(AsyncRepository.inspect_repo_info)
-
-    inspect_manifest_async = asked(AsyncRepository.inspect_manifest)
-
-    inspect_transaction_log_async = asked(AsyncRepository.inspect_transaction_log)
-
-    ancestry_graph = blocking(ancestry_graph_async)
-    summary = blocking(summary_async)
-    operations = blocking(operations_async)
+    inspect_snapshot, inspect_snapshot_async = asked(Native.inspect_snapshot)
+    inspect_repo_info, inspect_repo_info_async = asked(Native.inspect_repo_info)
+    inspect_manifest, inspect_manifest_async = asked(Native.inspect_manifest)
+    inspect_transaction_log, inspect_transaction_log_async = asked(Native.inspect_transaction_log)
 
     def _known_diff(
         self,
@@ -836,23 +837,7 @@ class Repository(Displayed):
             )
         return None if found is None else Diff.from_native(found)
 
-    def _known_snapshot(self, snapshot_id: str) -> SnapshotInfo | None:
-        ready = self.handle.ready
-        if ready is not None:
-            with translated():
-                found = ready.engine.history.known_snapshot(as_snapshot_id(snapshot_id))
-            if found is not None:
-                return SnapshotInfo.from_native(found)
-        return None
-
-    lookup_snapshot = blocking(lookup_snapshot_async, known=_known_snapshot)
-
-    list_manifest_files = blocking(list_manifest_files_async)
     diff = blocking(diff_async, known=_known_diff)
-    inspect_snapshot = blocking(inspect_snapshot_async)
-    inspect_repo_info = blocking(inspect_repo_info_async)
-    inspect_manifest = blocking(inspect_manifest_async)
-    inspect_transaction_log = blocking(inspect_transaction_log_async)
 
     # Metadata, status and feature flags; all but the commit metadata need format version 2
 
@@ -868,34 +853,23 @@ class Repository(Displayed):
         """Return the properties that all commits get."""
         return dict(self.handle.source.default_metadata)
 
-    get_metadata_async = asked(AsyncRepository.get_metadata)
+    get_metadata, get_metadata_async = asked(Native.get_metadata)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of the repository itself, as stored now."""
         return self.get_metadata()
 
-    set_metadata_async = asked(AsyncRepository.set_metadata)
-
-    update_metadata_async = asked(AsyncRepository.update_metadata)
-
-    @twin_of(AsyncRepository.get_status)
-    async def get_status_async(self) -> RepoStatus:
-        status = await self.handle.ask(lambda it: it.get_status())
-        assert status.set_at is not None  # stored ones have it
-        is_online = status.availability is Availability.ONLINE
-        return RepoStatus(
-            RepoAvailability.online if is_online else RepoAvailability.read_only,
-            status.set_at,
-            status.limited_availability_reason,
-        )
+    set_metadata, set_metadata_async = asked(Native.set_metadata)
+    update_metadata, update_metadata_async = asked(Native.update_metadata)
+    get_status, get_status_async = asked(Native.get_status, _status)
 
     @property
     def status(self) -> RepoStatus:
         """Whether the repository may be changed, as stored now."""
         return self.get_status()
 
-    @twin_of(AsyncRepository.set_status)
+    @twin_of(Native.set_status)
     async def set_status_async(self, status: RepoStatus) -> None:
         given = NativeStatus(
             Availability[status.availability.name.upper()],
@@ -904,131 +878,26 @@ class Repository(Displayed):
         )
         await self.handle.ask(lambda it: it.set_status(given))
 
-    @twin_of(AsyncRepository.feature_flags)
-    async def feature_flags_async(self) -> list[FeatureFlag]:
-        return _flags(await self.handle.ask(lambda it: it.feature_flags()))
+    feature_flags, feature_flags_async = asked(Native.feature_flags, _flags)
+    enabled_feature_flags, enabled_feature_flags_async = asked(Native.enabled_feature_flags, _flags)
 
-    @twin_of(AsyncRepository.enabled_feature_flags)
-    async def enabled_feature_flags_async(self) -> list[FeatureFlag]:
-        return _flags(await self.handle.ask(lambda it: it.enabled_feature_flags()))
+    disabled_feature_flags, disabled_feature_flags_async = asked(
+        Native.disabled_feature_flags, _flags
+    )
 
-    @twin_of(AsyncRepository.disabled_feature_flags)
-    async def disabled_feature_flags_async(self) -> list[FeatureFlag]:
-        return _flags(await self.handle.ask(lambda it: it.disabled_feature_flags()))
+    set_feature_flag, set_feature_flag_async = asked(Native.set_feature_flag)
 
-    set_feature_flag_async = asked(AsyncRepository.set_feature_flag)
-
-    get_metadata = blocking(get_metadata_async)
-    set_metadata = blocking(set_metadata_async)
-    update_metadata = blocking(update_metadata_async)
-    get_status = blocking(get_status_async)
     set_status = blocking(set_status_async)
-    feature_flags = blocking(feature_flags_async)
-    enabled_feature_flags = blocking(enabled_feature_flags_async)
-    disabled_feature_flags = blocking(disabled_feature_flags_async)
-    set_feature_flag = blocking(set_feature_flag_async)
 
     # Changes, undo and merge: additions to the official names
 
-    def changes(
-        self,
-        start: str,
-        end: str = "main",
-        *,
-        net: bool = True,
-        level: Literal["chunk", "cell"] = "chunk",
-        before: bool = False,
-        batch_size: int = 100_000,
-    ) -> Iterator[Change | CellChanges]:
-        """Iterate over everything that turns one snapshot into another, as columns.
+    changes, changes_async = iterated(Native.changes, parts=_parts)
+    changed_cells, changed_cells_async = iterated(Native.changed_cells, parts=_CELLS)
+    watch, watch_async = iterated(  # none is fetched ahead: it may come much later
+        Native.watch, SnapshotInfo.from_native, parts=_CELLS, ahead=False
+    )
 
-        Arguments, order, errors and cost are those of the native method.
-        """
-        return self.changes_async(
-            start, end, net=net, level=level, before=before, batch_size=batch_size
-        ).begun()
-
-    def changes_async(
-        self,
-        start: str,
-        end: str = "main",
-        *,
-        net: bool = True,
-        level: Literal["chunk", "cell"] = "chunk",
-        before: bool = False,
-        batch_size: int = 100_000,
-    ) -> AsyncCloseableIterator[Change | CellChanges]:
-        """Iterate as `changes` does, in `async for` as well."""
-        return AsyncCloseableIterator(
-            self.handle.each(
-                lambda it: it.changes(
-                    start, end, net=net, level=level, before=before, batch_size=batch_size
-                ),
-                lambda change: change,
-            ),
-            parts=batch_size // 8,  # nodes come one by one
-        )
-
-    def changed_cells(
-        self, start: str, end: str = "main", *, paths: Collection[str] | None = None
-    ) -> Iterator[CellChanges]:
-        """Iterate over the cells whose values differ between two snapshots, as columns.
-
-        Arguments, order, errors and cost are those of the native method.
-        """
-        return self.changed_cells_async(start, end, paths=paths).begun()
-
-    def changed_cells_async(
-        self, start: str, end: str = "main", *, paths: Collection[str] | None = None
-    ) -> AsyncCloseableIterator[CellChanges]:
-        """Iterate as `changed_cells` does, in `async for` as well."""
-        return AsyncCloseableIterator(
-            self.handle.each(
-                lambda it: it.changed_cells(start, end, paths=paths), lambda cells: cells
-            ),
-            parts=_CELLS,
-        )
-
-    def watch(
-        self,
-        branch: str = "main",
-        *,
-        since: str | None = None,
-        poll_seconds: float = 1.0,
-        max_poll_seconds: float = 30.0,
-    ) -> Iterator[SnapshotInfo]:
-        """Iterate over the commits of a branch as they come, without end, oldest first.
-
-        Each step blocks until there is a commit; an interrupt, or a `deadline`, ends the iteration.
-        Arguments, errors and cost are those of the native method.
-        """
-        return self.watch_async(
-            branch, since=since, poll_seconds=poll_seconds, max_poll_seconds=max_poll_seconds
-        )
-
-    def watch_async(
-        self,
-        branch: str = "main",
-        *,
-        since: str | None = None,
-        poll_seconds: float = 1.0,
-        max_poll_seconds: float = 30.0,
-    ) -> AsyncCloseableIterator[SnapshotInfo]:
-        """Iterate as `watch` does, in `async for` as well."""
-        return AsyncCloseableIterator(
-            self.handle.each(
-                lambda it: it.watch(
-                    branch,
-                    since=since,
-                    poll_seconds=poll_seconds,
-                    max_poll_seconds=max_poll_seconds,
-                ),
-                SnapshotInfo.from_native,
-            ),
-            parts=_CELLS,  # none is fetched ahead: it may come much later
-        )
-
-    @twin_of(AsyncRepository.cube)
+    @twin_of(Native.cube)
     async def cube_async(
         self,
         path: str,
@@ -1055,47 +924,17 @@ class Repository(Displayed):
 
     cube = blocking(cube_async)
 
-    blame_async = asked(AsyncRepository.blame)
-    diff_values_async = asked(AsyncRepository.diff_values)
-    blame = blocking(blame_async)
-    diff_values = blocking(diff_values_async)
+    blame, blame_async = asked(Native.blame)
+    diff_values, diff_values_async = asked(Native.diff_values)
+    revert, revert_async = asked(Native.revert)
+    restore, restore_async = asked(Native.restore)
+    merge, merge_async = asked(Native.merge)
+    cherry_pick, cherry_pick_async = asked(Native.cherry_pick)
+    undo, undo_async = asked(Native.undo, str)
+    fast_forward, fast_forward_async = asked(Native.fast_forward, str)
+    squash, squash_async = asked(Native.squash, str)
 
-    revert_async = asked(AsyncRepository.revert)
-    restore_async = asked(AsyncRepository.restore)
-    merge_async = asked(AsyncRepository.merge)
-    cherry_pick_async = asked(AsyncRepository.cherry_pick)
-
-    @twin_of(AsyncRepository.undo)
-    async def undo_async(self, branch: str = "main") -> str:
-        return str(await self.handle.ask(lambda it: it.undo(branch)))
-
-    @twin_of(AsyncRepository.fast_forward)
-    async def fast_forward_async(self, branch: str, *, to: str) -> str:
-        return str(await self.handle.ask(lambda it: it.fast_forward(branch, to=to)))
-
-    @twin_of(AsyncRepository.squash)
-    async def squash_async(
-        self,
-        branch: str,
-        *,
-        since: str,
-        message: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> str:
-        made = await self.handle.ask(
-            lambda it: it.squash(branch, since=since, message=message, metadata=metadata)
-        )
-        return str(made)
-
-    revert = blocking(revert_async)
-    restore = blocking(restore_async)
-    merge = blocking(merge_async)
-    cherry_pick = blocking(cherry_pick_async)
-    undo = blocking(undo_async)
-    fast_forward = blocking(fast_forward_async)
-    squash = blocking(squash_async)
-
-    @twin_of(AsyncRepository.begin_merge)
+    @twin_of(Native.begin_merge)
     async def begin_merge_async(
         self,
         source: str,
@@ -1104,25 +943,18 @@ class Repository(Displayed):
         base: str | None = None,
         solver: ConflictSolver | None = None,
     ) -> PendingMerge:
-        from icechunk_async.sync.versions import PendingMerge  # noqa: PLC0415 -- loaded when it is used
-
         pending = await self.handle.ask(
             lambda it: it.begin_merge(source, into=into, base=base, solver=to_native(solver))
         )
-        return PendingMerge(self.handle, pending)
+        return _pending_merge(self.handle, pending)
 
-    @twin_of(AsyncRepository.resume_merge)
-    async def resume_merge_async(self, data: bytes | memoryview) -> PendingMerge:
-        from icechunk_async.sync.versions import PendingMerge  # noqa: PLC0415 -- loaded when it is used
-
-        return PendingMerge(self.handle, await self.handle.ask(lambda it: it.resume_merge(data)))
+    resume_merge, resume_merge_async = owned(Native.resume_merge, _pending_merge)
 
     begin_merge = blocking(begin_merge_async)
-    resume_merge = blocking(resume_merge_async)
 
     # Proposals and protection
 
-    @twin_of(AsyncRepository.propose)
+    @twin_of(Native.propose)
     async def propose_async(
         self,
         source: str,
@@ -1136,7 +968,7 @@ class Repository(Displayed):
         solver: ConflictSolver | None = None,
         compare_chunks: int = 10_000,
     ) -> Proposal:
-        from icechunk_async.sync.versions import Proposal, native_checks  # noqa: PLC0415 -- loaded when it is used
+        from icechunk_async.sync.versions import native_checks  # noqa: PLC0415 -- loaded when it is used
 
         native = native_checks(self.handle, checks)
         made = await self.handle.ask(
@@ -1152,30 +984,14 @@ class Repository(Displayed):
                 compare_chunks=compare_chunks,
             )
         )
-        return Proposal(self.handle, made)
+        return _proposal(self.handle, made)
 
-    @twin_of(AsyncRepository.proposal)
-    async def proposal_async(self, proposal_id: str) -> Proposal:
-        from icechunk_async.sync.versions import Proposal  # noqa: PLC0415 -- loaded when it is used
-
-        return Proposal(self.handle, await self.handle.ask(lambda it: it.proposal(proposal_id)))
-
-    @twin_of(AsyncRepository.proposals)
-    async def proposals_async(self, *, include_ended: bool = False) -> list[Proposal]:
-        from icechunk_async.sync.versions import Proposal  # noqa: PLC0415 -- loaded when it is used
-
-        found = await self.handle.ask(lambda it: it.proposals(include_ended=include_ended))
-        return [Proposal(self.handle, it) for it in found]
-
-    protect_branch_async = asked(AsyncRepository.protect_branch)
-    unprotect_branch_async = asked(AsyncRepository.unprotect_branch)
-    protected_branches_async = asked(AsyncRepository.protected_branches)
+    proposal, proposal_async = owned(Native.proposal, _proposal)
+    proposals, proposals_async = owned(Native.proposals, _proposals)
+    protect_branch, protect_branch_async = asked(Native.protect_branch)
+    unprotect_branch, unprotect_branch_async = asked(Native.unprotect_branch)
+    protected_branches, protected_branches_async = asked(Native.protected_branches)
     propose = blocking(propose_async)
-    proposal = blocking(proposal_async)
-    proposals = blocking(proposals_async)
-    protect_branch = blocking(protect_branch_async)
-    unprotect_branch = blocking(unprotect_branch_async)
-    protected_branches = blocking(protected_branches_async)
 
     # Upkeep; arguments that are only accepted limit something that this library limits itself
 
@@ -1212,36 +1028,8 @@ class Repository(Displayed):
         )
         return set(map(str, found))
 
-    @awaited
-    async def rewrite_manifests_async(
-        self,
-        message: str,
-        *,
-        branch: str,
-        metadata: dict[str, Any] | None = None,
-        commit_method: CommitMethod = "new_commit",
-        progress: ProgressCallback | None = None,
-    ) -> str:
-        """Rewrite the manifests of a branch's tip, split as the configuration now says.
-
-        `progress` is called with the number of arrays done, see `garbage_collect`.
-
-        Returns: the id of the new snapshot, which replaces the tip if `commit_method` is
-            `"amend"`.
-        """
-        return str(
-            await self.handle.ask(
-                lambda it: it.rewrite_manifests(
-                    message,
-                    branch=branch,
-                    metadata=metadata,
-                    commit_method=commit_method,
-                    progress=progress,
-                )
-            )
-        )
-
-    compact_async = asked(AsyncRepository.compact)
+    rewrite_manifests, rewrite_manifests_async = asked(Native.rewrite_manifests, str)
+    compact, compact_async = asked(Native.compact)
 
     @awaited
     async def copy_to_async(
@@ -1327,7 +1115,7 @@ class Repository(Displayed):
         )
         return GCSummary.from_native(report)
 
-    @twin_of(AsyncRepository.chunk_storage_stats)
+    @twin_of(Native.chunk_storage_stats)
     async def chunk_storage_stats_async(
         self,
         *,
@@ -1371,14 +1159,14 @@ class Repository(Displayed):
         )
         return _native_bytes(stats)
 
-    verify_async = asked(AsyncRepository.verify)
-    check_references_async = asked(AsyncRepository.check_references)
-    add_sums_async = asked(AsyncRepository.add_sums)
-    analyze_async = asked(AsyncRepository.analyze)
-    check_content_async = asked(AsyncRepository.check_content)
-    save_packing_async = asked(AsyncRepository.save_packing)
-    save_sums_async = asked(AsyncRepository.save_sums)
-    keep_statistics_async = asked(AsyncRepository.keep_statistics)
+    verify, verify_async = asked(Native.verify)
+    check_references, check_references_async = asked(Native.check_references)
+    add_sums, add_sums_async = asked(Native.add_sums)
+    analyze, analyze_async = asked(Native.analyze)
+    check_content, check_content_async = asked(Native.check_content)
+    save_packing, save_packing_async = asked(Native.save_packing)
+    save_sums, save_sums_async = asked(Native.save_sums)
+    keep_statistics, keep_statistics_async = asked(Native.keep_statistics)
 
     @awaited
     async def repair_async(
@@ -1403,7 +1191,7 @@ class Repository(Displayed):
         Returns: the plan, which was carried out unless `dry_run`.
         """
 
-        async def work(it: AsyncRepository) -> RepairPlan:
+        async def work(it: Native) -> RepairPlan:
             plan = await it.plan_repair(report, branches=branches, moved=moved)
             if not dry_run:
                 await plan.apply()
@@ -1411,18 +1199,8 @@ class Repository(Displayed):
 
         return await self.handle.ask(work)
 
-    verify = blocking(verify_async)
-    check_references = blocking(check_references_async)
-    add_sums = blocking(add_sums_async)
-    analyze = blocking(analyze_async)
-    check_content = blocking(check_content_async)
-    save_packing = blocking(save_packing_async)
-    save_sums = blocking(save_sums_async)
-    keep_statistics = blocking(keep_statistics_async)
     repair = blocking(repair_async)
     expire_snapshots = blocking(expire_snapshots_async)
-    rewrite_manifests = blocking(rewrite_manifests_async)
-    compact = blocking(compact_async)
     copy_to = blocking(copy_to_async)
     garbage_collect = blocking(garbage_collect_async)
     chunk_storage_stats = blocking(chunk_storage_stats_async)
@@ -1430,7 +1208,7 @@ class Repository(Displayed):
 
 
 async def _entered[R: Repository](
-    cls: type[R], source: Source, manager: AbstractAsyncContextManager[AsyncRepository]
+    cls: type[R], source: Source, manager: AbstractAsyncContextManager[Native]
 ) -> R:
     handle = RepositoryHandle(source)
     await handle.enter(manager)
@@ -1450,10 +1228,6 @@ async def _look[T](
 
 async def _native_bytes(stats: Coroutine[Any, Any, ChunkStorageStats]) -> int:
     return (await stats).native_bytes
-
-
-def _flags(flags: Iterable[NativeFlag]) -> list[FeatureFlag]:
-    return list(map(FeatureFlag.from_native, flags))
 
 
 def upgrade_icechunk_repository(

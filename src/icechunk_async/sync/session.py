@@ -345,14 +345,12 @@ class Session(Displayed):
 
     # Nodes and chunks
 
-    move_async = asked(AsyncSession.move)
-    aggregate_async = asked(AsyncSession.aggregate)
+    move, move_async = asked(AsyncSession.move)
+    aggregate, aggregate_async = asked(AsyncSession.aggregate)
 
-    @twin_of(AsyncSession.get_node_id)
-    async def get_node_id_async(self, path: str) -> str:
-        return str(await self.handle.ask(lambda session: session.get_node_id(path)))
-
-    all_virtual_chunk_locations_async = asked(AsyncSession.all_virtual_chunk_locations)
+    all_virtual_chunk_locations, all_virtual_chunk_locations_async = asked(
+        AsyncSession.all_virtual_chunk_locations
+    )
 
     @overload
     def reindex_array(
@@ -436,10 +434,6 @@ class Session(Displayed):
         kind = await self.handle.ask(lambda session: session.chunk_type(array_path, coords))
         return ChunkType(int(kind))
 
-    move = blocking(move_async)
-    aggregate = blocking(aggregate_async)
-    all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
-
     # What is in memory is returned at once, without waiting for another thread.
 
     def _known_node_id(self, path: str) -> str | None:
@@ -448,6 +442,8 @@ class Session(Displayed):
             return None
         with translated():
             return str(node_id(session.workspace, check_path(path)))
+
+    get_node_id, get_node_id_async = asked(AsyncSession.get_node_id, str, known=_known_node_id)
 
     def _known_chunk_type(
         self, array_path: str, chunk_coordinates: Sequence[int]
@@ -460,7 +456,6 @@ class Session(Displayed):
             kind = known_chunk_type(session.workspace, check_path(array_path), coords)
         return None if kind is None else ChunkType(int(kind))
 
-    get_node_id = blocking(get_node_id_async, known=_known_node_id)
     chunk_type = blocking(chunk_type_async, known=_known_chunk_type)
 
 

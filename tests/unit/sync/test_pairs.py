@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
+from icechunk_async._runtime.blocking.pairs import asked, awaited, iterated, owned, twin_of
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync import ForkSession, IcechunkStore, Repository, Session, in_memory_storage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sized
 
 
 def _methods(cls: type) -> dict[str, Any]:
@@ -37,13 +40,16 @@ def test_both_methods_of_a_pair_have_one_text_and_one_signature(cls: type) -> No
     pairs = {name: f"{name}_async" for name in methods if f"{name}_async" in methods}
     assert len(pairs) > 5
     for name, twin in pairs.items():
-        if name in {"changed_cells", "changes", "ops_log", "watch"}:  # iterators, in both forms
-            continue
         assert methods[name].__doc__ == methods[twin].__doc__
         assert (methods[name].__name__, methods[twin].__name__) == (name, twin)
-        assert str(inspect.signature(methods[name])) == str(inspect.signature(methods[twin]))
-        assert inspect.iscoroutinefunction(methods[twin])
         assert not inspect.iscoroutinefunction(methods[name])
+        taken, also_taken = map(inspect.signature, (methods[name], methods[twin]))
+        if str(taken.return_annotation).startswith("Iterator["):
+            returned = str(taken.return_annotation).replace("Iterator", "AsyncCloseableIterator")
+            assert str(also_taken) == str(taken.replace(return_annotation=returned))
+        else:
+            assert str(also_taken) == str(taken)
+            assert inspect.iscoroutinefunction(methods[twin])
 
 
 @pytest.mark.parametrize(
@@ -62,9 +68,19 @@ def test_shared_text_is_that_of_the_native_method(facade: Any, native: Any) -> N
 
 
 class _Native:
+    begun = 0
+
     async def where(self, *, times: int = 1) -> list[str]:
         """Return the name of the thread that runs this."""
         return [threading.current_thread().name] * times
+
+    async def names(self, n: int, *, fail: bool = False) -> AsyncIterator[str]:
+        """Iterate over the name of this thread."""
+        if fail:
+            raise ValueError("nothing to begin with")
+        for _ in range(n):
+            self.begun += 1
+            yield threading.current_thread().name
 
 
 class _Special(_Native):
@@ -79,13 +95,33 @@ class _Handle:
     async def ask(self, question: Any) -> Any:
         return await question(self.native)
 
+    async def each(self, question: Any, convert: Any) -> AsyncIterator[Any]:
+        async for item in question(self.native):
+            yield convert(item)
+
+
+def _known_times(facade: _Facade, *, times: int = 1) -> int | None:
+    del facade
+    return -1 if times == 0 else None
+
+
+def _number(found: Sized) -> int:
+    return len(found)
+
+
+def _with_handle(handle: Any, found: list[str]) -> tuple[Any, int]:
+    return handle, len(found)
+
 
 class _Facade:
     def __init__(self, native: _Native) -> None:
         self.handle = _Handle(native)
 
-    where_async = asked(_Native.where)
-    where = blocking(where_async)
+    where, where_async = asked(_Native.where)
+    times, times_async = asked(_Native.where, _number, known=_known_times)
+    owned, owned_async = owned(_Native.where, _with_handle)
+    names, names_async = iterated(_Native.names)
+    lengths, lengths_async = iterated(_Native.names, _number, parts=lambda n, **_: n, ahead=False)
 
     @twin_of(_Native.where)
     async def first_async(self) -> str:
@@ -104,6 +140,57 @@ def test_what_is_asked_runs_on_the_portals_thread_from_blocking_and_asynchronous
     assert asyncio.run(facade.where_async()) == ["icechunk-async-portal"]
     assert asyncio.run(facade.first_async()) == "icechunk-async-portal"
     asyncio.run(facade.second_async())
+
+
+def test_what_is_asked_may_be_converted_and_may_be_known_on_the_callers_thread() -> None:
+    """The signature names the class of the result."""
+    facade = _Facade(_Native())
+    assert facade.times(times=3) == 3
+    assert asyncio.run(facade.times_async(times=2)) == 2
+    assert facade.times(times=0) == -1
+    assert facade.owned(times=2) == (facade.handle, 2)
+    assert inspect.signature(facade.owned_async).return_annotation == "tuple[Any, int]"
+    assert inspect.signature(Repository.undo).return_annotation == "str"
+    assert inspect.signature(Repository.lookup_snapshot).return_annotation == "SnapshotInfo"
+
+
+def test_what_is_iterated_runs_on_the_portals_thread() -> None:
+    """In ``for`` and ``async for``, converted or not."""
+    facade = _Facade(_Native())
+
+    async def all_of(items: AsyncIterator[Any]) -> list[Any]:
+        return [it async for it in items]
+
+    assert list(facade.names(3)) == ["icechunk-async-portal"] * 3
+    assert asyncio.run(all_of(facade.names_async(2))) == ["icechunk-async-portal"] * 2
+    assert list(facade.lengths(2)) == [len("icechunk-async-portal")] * 2
+    assert asyncio.run(all_of(facade.lengths_async(1))) == [len("icechunk-async-portal")]
+
+
+def test_an_iteration_that_blocks_begins_when_it_is_called() -> None:
+    """For errors in the arguments; unless its first item may come much later."""
+    native = _Native()
+    facade = _Facade(native)
+    with pytest.raises(ValueError, match="nothing to begin with"):
+        facade.names(1, fail=True)
+    facade.names_async(1, fail=True)
+    facade.lengths(1, fail=True)
+    facade.names(5)
+    assert native.begun == 1
+
+
+def test_items_of_a_size_that_the_arguments_tell_are_fetched_one_by_one() -> None:
+    """Small ones in batches that double."""
+    native = _Native()
+    items = _Facade(native).lengths(1_000_000)
+    for _ in range(5):
+        next(items)
+    assert native.begun == 5
+    few = _Facade(native).lengths(10)
+    native.begun = 0
+    for _ in range(5):
+        next(few)
+    assert native.begun == 7
 
 
 def test_a_native_subclass_answers_with_its_own_method() -> None:

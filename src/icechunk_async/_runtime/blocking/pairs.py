@@ -13,39 +13,39 @@ in the same way: what it does before it returns is done on the caller's thread, 
 to the caller's line.
 
 What the native method says already is not said again. `twin_of` takes the docstring of one whose
-arguments or result are converted here, and `asked` declares one that is the same here:
+arguments are converted here, `asked` declares both methods of a pair that takes the same here, and
+`iterated` does so for iterators. The class has the native object in a `handle`, which is asked. The
+results may be converted:
 
     @twin_of(AsyncRepository.lookup_tag)
     async def lookup_tag_async(self, tag: str) -> str: ...
 
-    list_tags_async = asked(AsyncRepository.list_tags)
+    list_tags, list_tags_async = asked(AsyncRepository.list_tags)
+    undo, undo_async = asked(AsyncRepository.undo, str)
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Concatenate, Protocol
+import inspect
+from typing import TYPE_CHECKING, Any, Concatenate, overload
 
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async._runtime.blocking.tracebacks import Shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-__all__ = ["asked", "awaited", "blocking", "twin_of"]
+    type Pair[**P, T] = tuple[
+        Callable[Concatenate[Any, P], T], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+    ]
+    type IteratorPair[**P, T] = tuple[
+        Callable[Concatenate[Any, P], Iterator[T]],
+        Callable[Concatenate[Any, P], AsyncCloseableIterator[T]],
+    ]
 
-
-class _Handle[N](Protocol):
-    """The handle of a native repository or session."""
-
-    async def ask[T](self, question: Callable[[N], Awaitable[T]], /) -> T: ...
-
-
-class _Asking[N](Protocol):
-    """A class of the facade with such a handle."""
-
-    @property
-    def handle(self) -> _Handle[N]: ...
+__all__ = ["asked", "awaited", "blocking", "iterated", "owned", "twin_of"]
 
 
 def awaited[**P, T](
@@ -73,21 +73,121 @@ def twin_of[**P, T](
     return declare
 
 
-def asked[N, **P, T](
+@overload
+def asked[N, **P, T](native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]]) -> Pair[P, T]: ...
+@overload
+def asked[N, **P, T, R](
     native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the `_async` twin of a native method that takes and returns the same here."""
+    convert: Callable[[T], R],
+    *,
+    known: Callable[Concatenate[Any, P], R | None] | None = None,
+) -> Pair[P, R]: ...
+def asked(native: Any, convert: Any = None, *, known: Any = None) -> Any:
+    """Return a method that blocks and its `_async` twin, which take what a native method takes.
+
+    Args:
+        native: the native method.
+        convert: makes the result of its result.
+        known: see `blocking`.
+    """
+    if convert is None:
+        return _asked(native, None, None, known)
+
+    def make(_: object, found: Any) -> Any:
+        return convert(found)
+
+    return _asked(native, make, _named(convert), known)
+
+
+def owned[N, **P, T, R](
+    native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]], convert: Callable[[Any, T], R]
+) -> Pair[P, R]:
+    """Return a pair as `asked` does, where the result needs the handle that was asked as well."""
+    made: Pair[P, R] = _asked(native, convert, _named(convert), None)
+    return made
+
+
+def _asked(native: Any, make: Any, returned: str | None, known: Any) -> Any:
+    @functools.wraps(native)
+    async def work(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        found = await self.handle.ask(_question(native, args, kwargs))
+        return found if make is None else make(self.handle, found)
+
+    twin = awaited(_returning(_twin(work), returned))
+    return blocking(twin, known), twin
+
+
+@overload
+def iterated[N, **P, T](
+    native: Callable[Concatenate[N, P], AsyncIterator[T]],
+    *,
+    parts: Callable[P, int] | int = 1,
+    ahead: bool = True,
+) -> IteratorPair[P, T]: ...
+@overload
+def iterated[N, **P, T, R](
+    native: Callable[Concatenate[N, P], AsyncIterator[T]],
+    convert: Callable[[T], R],
+    *,
+    parts: Callable[..., int] | int = 1,
+    ahead: bool = True,
+) -> IteratorPair[P, R]: ...
+def iterated(native: Any, convert: Any = None, *, parts: Any = 1, ahead: bool = True) -> Any:
+    """Return a method that returns an iterator and its `_async` twin for ``async for``.
+
+    Args:
+        native: the native method, which takes the same.
+        convert: makes an item of each of its items.
+        parts: the size of each item, see `AsyncCloseableIterator`; or a function that tells it from
+            the arguments.
+        ahead: fetch the first item when the method that blocks is called, for errors in the
+            arguments.
+    """
 
     @functools.wraps(native)
-    async def work(self: _Asking[N], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        def question(it: N) -> Awaitable[T]:  # by name: forks override some methods
-            method: Callable[P, Awaitable[T]] = getattr(it, native.__name__)
-            return method(*args, **kwargs)
+    def twin(self: Any, /, *args: Any, **kwargs: Any) -> AsyncCloseableIterator[Any]:
+        items = self.handle.each(_question(native, args, kwargs), convert or _unchanged)
+        size: Any = parts(*args, **kwargs) if callable(parts) else parts
+        return AsyncCloseableIterator(items, parts=size)
 
-        return await self.handle.ask(question)
+    @functools.wraps(native)
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        items = twin(self, *args, **kwargs)
+        return items.begun() if ahead else items
 
-    work.__name__, work.__qualname__ = f"{work.__name__}_async", f"{work.__qualname__}_async"
-    return awaited(work)
+    item = _named(convert) or native.__annotations__["return"].partition("[")[2][:-1]
+    _returning(method, f"Iterator[{item}]")
+    return method, _returning(_twin(twin), f"AsyncCloseableIterator[{item}]")
+
+
+def _question(native: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
+    """Return a question by the name of a method: forks override some."""
+    return lambda it: getattr(it, native.__name__)(*args, **kwargs)
+
+
+def _twin(made: Any) -> Any:
+    """Give a function that wraps a native method the name of a twin."""
+    made.__name__, made.__qualname__ = f"{made.__name__}_async", f"{made.__qualname__}_async"
+    return made
+
+
+def _returning(made: Any, returned: str | None) -> Any:
+    """Let the signature of a function name the class that it returns."""
+    if returned is not None:
+        made.__signature__ = inspect.signature(made).replace(return_annotation=returned)
+    return made
+
+
+def _named(convert: Any) -> str | None:
+    """Return the name of the class that a function returns; None if there is no function."""
+    if convert is None:
+        return None
+    cls = convert if isinstance(convert, type) else getattr(convert, "__self__", None)
+    return cls.__name__ if isinstance(cls, type) else convert.__annotations__["return"]
+
+
+def _unchanged(item: Any) -> Any:
+    return item
 
 
 def blocking[**P, T](

@@ -52,15 +52,6 @@ class SessionHandle:
         self._generation = generation()
         self._opening: SingleFlight[int, AsyncSession] = SingleFlight()
 
-    @classmethod
-    async def begin(
-        cls,
-        repository: RepositoryHandle,
-        question: Callable[[AsyncRepository], Awaitable[AsyncSession]],
-    ) -> SessionHandle:
-        """Begin a session; on the portal's loop."""
-        return cls(repository, await repository.ask(question))
-
     async def forked(self) -> SessionHandle:
         """Return the handle of a fork of this session; on the portal's loop."""
         return SessionHandle(self.repository, await self.ask(lambda session: session.fork()))
