@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -232,7 +233,10 @@ def test_the_official_engine_reads_what_was_ingested(
 
 
 def test_sources_are_listed(repo: Repository, sources: Path) -> None:
-    """By prefix and pattern, as URLs."""
+    """By prefix and pattern: their URLs in order, and sizes."""
     (sources / "other.txt").write_text("")
+    os.truncate(sources / "f2.nc", 10**6)
+    paths = [sources / f"f{number}.nc" for number in range(4)]
     found = list_sources(repo, f"{sources}/", "f*.nc")
-    assert found == [(sources / f"f{number}.nc").as_uri() for number in range(4)]
+    assert list(found.items()) == [(it.as_uri(), it.stat().st_size) for it in paths]
+    assert found[paths[2].as_uri()] == 10**6

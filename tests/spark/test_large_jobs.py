@@ -20,7 +20,7 @@ from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.read.bounds import MOST_PARTITIONS, few
 from icechunk_async.spark.read.reader import IcechunkReader, Reading
 from icechunk_async.spark.shared import workspace_of
-from icechunk_async.spark.tasks import check_result_size, default_files, in_rounds
+from icechunk_async.spark.tasks import check_result_size, in_rounds
 from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite
 from icechunk_async.sync import Repository, RepositoryConfig
 from tests.spark.here import session_here
@@ -188,11 +188,3 @@ def test_the_running_session_tells_its_bound(spark: SparkSession) -> None:
     check_result_size(spark, 42_949_672)
     with pytest.raises(InvalidInputError, match="maxResultSize is 1g"):
         check_result_size(spark, 42_949_673)
-
-
-@pytest.mark.parametrize(
-    ("cores", "files", "each"), [(2, 5, 1), (2, 64, 2), (2, 2000, 50), (1000, 32_000, 2)]
-)
-def test_files_are_divided_by_their_number(cores: int, files: int, each: int) -> None:
-    """So that every core has some, and a task is worth its cost."""
-    assert default_files(_spark(cores), files) == each

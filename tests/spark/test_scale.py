@@ -14,6 +14,7 @@ import pytest
 from pyspark import cloudpickle
 
 from icechunk_async.spark.ingest.catalog import Catalog, Entry
+from icechunk_async.spark.ingest.files import Files, divide
 from icechunk_async.spark.ingest.ingest import report_of
 from icechunk_async.spark.ingest.plan import (
     Answered,
@@ -24,11 +25,13 @@ from icechunk_async.spark.ingest.plan import (
 )
 from icechunk_async.spark.ingest.tasks import FileWork, ScanOptions
 from icechunk_async.spark.shared import SharedRepository
-from icechunk_async.spark.tasks import default_files, run_job
+from icechunk_async.spark.tasks import run_job, total_cores
 from tests.spark.here import session_here
+from tests.spark.sources import open_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -78,10 +81,10 @@ async def stay(_: AsyncRepository, part: Any) -> dict[str, list[int]]:
 
 
 def _parts(files: int, spark: SparkSession) -> list[FileWork]:
-    size = default_files(spark, files)
     names = [(f"s3://archive/model/run/{at:09}.nc", None) for at in range(files)]
     options = ScanOptions()
-    return [FileWork(options, tuple(names[at : at + size])) for at in range(0, files, size)]
+    divided = divide(names, [1] * files, total_cores(spark))
+    return [FileWork(options, it) for it in divided]
 
 
 def _recorded(shared: SharedRepository, files: int) -> Recorder:
@@ -185,6 +188,26 @@ def test_ten_times_the_files_are_ten_times_the_work_of_planning(
     """In the driver, also where nothing has changed."""
     small, large = _calls(make(200)), _calls(make(2_000))
     assert small >= 200
+    assert large <= 11 * small
+
+
+def test_ten_times_the_files_are_ten_times_the_work_of_dividing(url: str, tmp_path: Path) -> None:
+    """From what the caller gives to the parts of tasks."""
+    sources = tmp_path / "sources"
+    shared = SharedRepository.of(open_for(url, sources))
+
+    def work(count: int) -> Callable[[], object]:
+        given = {f"{sources}/{at:09}.nc": at % 97 * 10**6 for at in range(count)}
+
+        def division() -> None:
+            files = Files.given(shared, given, "auto")
+            costs = files.costs(files.locations, ScanOptions())
+            assert sum(map(len, divide(files.locations, costs, 2))) == count
+
+        return division
+
+    small, large = _calls(work(1_000)), _calls(work(10_000))
+    assert small >= 1_000
     assert large <= 11 * small
 
 

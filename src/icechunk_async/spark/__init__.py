@@ -18,12 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from icechunk_async.spark.ingest.ingest import (
-        Ingested,
-        ingest_virtual,
-        ingested_files,
-        list_sources,
-    )
+    from icechunk_async.spark.ingest.files import list_sources
+    from icechunk_async.spark.ingest.ingest import Ingested, ingest_virtual, ingested_files
     from icechunk_async.spark.jobs.analyze import analyze
     from icechunk_async.spark.jobs.garbage import garbage_collect
     from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
@@ -78,7 +74,8 @@ __all__ = [
 ]
 
 _NAMES: Final = {
-    "ingest.ingest": ("Ingested", "ingest_virtual", "ingested_files", "list_sources"),
+    "ingest.files": ("list_sources",),
+    "ingest.ingest": ("Ingested", "ingest_virtual", "ingested_files"),
     "jobs.analyze": ("analyze",),
     "jobs.garbage": ("garbage_collect",),
     "jobs.manifests": ("rewrite_manifests", "storage_statistics"),

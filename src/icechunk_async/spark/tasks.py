@@ -38,7 +38,6 @@ __all__ = [
     "JobReport",
     "check_result_size",
     "columns_of",
-    "default_files",
     "default_looks",
     "default_tasks",
     "default_tasks_of",
@@ -53,8 +52,6 @@ __all__ = [
 _POLL_SECONDS: Final = 0.2
 _TASKS_PER_CORE: Final = 4
 _TASK_BYTES: Final = 64 << 20
-_SCANS_PER_CORE: Final = 16
-_MOST_FILES: Final = 50
 _MOST_LOOKS: Final = 1_000
 _BYTES_A_CHUNK: Final = 25
 _MERGING: Final = 200
@@ -104,15 +101,6 @@ def default_tasks_of(spark: SparkSession, pieces: int, size: int) -> int:
     cores = total_cores(spark)
     each = min(_TASKS_PER_CORE, max(1, size // (cores * _TASK_BYTES)))
     return max(1, min(pieces, cores * each))
-
-
-def default_files(spark: SparkSession, files: int) -> int:
-    """Return the number of files that a task scans: at most 50, fewer to give each core 16 tasks.
-
-    Starting a task takes Spark as long as scanning a small file, so tasks scan several. With 16
-    tasks for each core, no core waits long for another that has large files.
-    """
-    return max(1, min(_MOST_FILES, files // (total_cores(spark) * _SCANS_PER_CORE)))
 
 
 def places_by_number(spark: SparkSession) -> bool:

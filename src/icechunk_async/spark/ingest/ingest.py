@@ -6,11 +6,8 @@ commit. The catalog of ingested files and their states is part of each commit.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import replace
-from fnmatch import fnmatch
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -19,6 +16,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import IngestError, InvalidInputError
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.spark.ingest.catalog import Catalog, Entry
+from icechunk_async.spark.ingest.files import Files, divide
 from icechunk_async.spark.ingest.plan import Answered, groups_of, plan_concat, plan_groups
 from icechunk_async.spark.ingest.scan import Scanned
 from icechunk_async.spark.ingest.tasks import (
@@ -38,11 +36,9 @@ from icechunk_async.spark.ingest.write import (
     write_groups,
 )
 from icechunk_async.spark.shared import SharedRepository
-from icechunk_async.spark.tasks import default_files, default_looks, run_job, total_cores
+from icechunk_async.spark.tasks import default_looks, run_job, total_cores
 from icechunk_async.spark.write.publish import Published, publish
 from icechunk_async.sync import Repository
-from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
-from icechunk_async.zarr.virtual.kerchunk import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -64,7 +60,6 @@ __all__ = [
     "check_report",
     "ingest_virtual",
     "ingested_files",
-    "list_sources",
     "references_of",
     "report_of",
 ]
@@ -124,9 +119,6 @@ def check_report(report: pa.Table, on_error: str) -> None:
         )
 
 
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-
 @dataclass(frozen=True)
 class Ingested:
     """The result of an ingest.
@@ -153,7 +145,7 @@ class Ingested:
 def ingest_virtual(
     spark: SparkSession,
     repository: Repository | str,
-    files: Iterable[str],
+    files: Iterable[str] | Mapping[str, int | None],
     *,
     branch: str = "main",
     group: str = "/",
@@ -180,7 +172,9 @@ def ingest_virtual(
             URL if they need no credentials. Its configuration declares the containers.
         files: URLs or absolute paths of HDF5 and NetCDF files, Zarr stores (`.zarr`), kerchunk
             references (`.json`, `.parq`), indexes of GRIB files (`.idx`, `.index`), and dense
-            TileDB arrays, with `kind="tiledb"` or as `tiledb+s3://bucket/array`.
+            TileDB arrays, with `kind="tiledb"` or as `tiledb+s3://bucket/array`. Given with
+            their sizes in bytes, as `list_sources` returns them and as an inventory of a bucket
+            has them, they are divided among tasks by size and number, otherwise by number.
         branch: the branch to commit to.
         group: the group of the output; created if it is missing.
         concat_dim: concatenate the files along this dimension, in their order. Chunks keep their
@@ -202,9 +196,10 @@ def ingest_virtual(
             that of the package `gribberish`.
         on_error: leave out files that cannot be read (`"report"`), or commit nothing
             (`"fail"`).
-        files_per_task: files of one task; by default one if there are few, and up to 50 if there
-            are many for each core. Give 1 if each file takes minutes to scan. Up to 1,000 files
-            that were ingested before are looked at in one task.
+        files_per_task: files of one task; by default up to 50, as many as take a sixteenth of the
+            share of a core. What a file takes is estimated from its size, and the same for all
+            files of unknown size. Give 1 if each takes minutes to scan. Up to 1,000 files that were
+            ingested before are looked at in one task.
         message: message of the commit.
         metadata: properties of the commit.
         rebase_with: decides conflicts with commits made since the start.
@@ -226,41 +221,17 @@ def ingest_virtual(
     """
     if files_per_task is not None and files_per_task < 1:
         raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
-    files, kind = _of_tiledb(files, kind)
-    loaded = None if load is None else tuple(load)
-    options = ScanOptions(kind, concat_dim, tuple(skip), loaded, grib_codec)
     repo = Repository.open(repository) if isinstance(repository, str) else repository
     shared = SharedRepository.of(repo)
+    given = Files.given(shared, files, kind)
+    loaded = None if load is None else tuple(load)
+    options = ScanOptions(given.kind, concat_dim, tuple(skip), loaded, grib_codec)
     root = check_path(group)
     session = repo.writable_session(branch)
-    ingest = _Ingest(spark, shared, session, root, options, files_per_task, progress)
-    locations = _locations(shared, files)
+    ingest = _Ingest(spark, shared, session, given, root, options, files_per_task, progress)
     catalog = ingest.catalog()
-    groups: dict[str, str] = {}
-    if concat_dim is None:
-        stay = catalog.entries if mode == "append" else ()
-        groups = groups_of(root, locations, group_of, stay)
-    answers = ingest.scan_first(catalog, locations, mode)
-
-    def decide() -> Plan:
-        if concat_dim is None:
-            return plan_groups(catalog, locations, answers, groups, mode=mode)
-        return plan_concat(
-            catalog,
-            locations,
-            answers,
-            dim=concat_dim,
-            group=root,
-            mode=mode,
-            existing=ingest.template,
-        )
-
-    plan = decide()
-    # Scanning a file again can change the plan, and so move other files.
-    while plan.moved:
-        answers.update(ingest.scan([(it, None) for it in plan.moved]))
-        plan = decide()
-    report = report_of(plan, answers, locations)
+    plan, answers = ingest.plan(catalog, mode, group_of)
+    report = report_of(plan, answers, given.locations)
     check_report(report, on_error)
     frame = spark.createDataFrame(report)
     if plan.is_unchanged:
@@ -286,34 +257,6 @@ def ingested_files(repository: Repository, *, group: str = "/", branch: str = "m
     return Catalog.read(session.store, check_path(group)).table()
 
 
-def list_sources(repository: Repository | str, prefix: str, pattern: str = "*") -> list[str]:
-    """Return the URLs of objects below a prefix, in ascending order.
-
-    Args:
-        repository: a repository that is authorised to read the container of the prefix.
-        prefix: a URL, or an absolute path ending in `/`.
-        pattern: pattern for keys below the prefix, such as `"*.nc"`; `*` also matches `/`.
-
-    Raises:
-        VirtualContainerError, VirtualAccessError: no container covers the prefix, or it may not
-            be read.
-        StorageError: the store failed, or cannot list.
-
-    Cost: one request for about 1000 objects.
-    """
-    start = _location(prefix)
-
-    async def found(native: AsyncRepository) -> list[str]:
-        virtual = native.engine.virtual
-        return [
-            location
-            async for location, _ in virtual.entries(start)
-            if fnmatch(location.removeprefix(virtual.locations.expand(start)), pattern)
-        ]
-
-    return sorted(SharedRepository.of(repository).ask(found))
-
-
 @dataclass
 class _Ingest:
     """One ingest, on the driver."""
@@ -321,6 +264,7 @@ class _Ingest:
     spark: SparkSession
     shared: SharedRepository
     session: Session
+    files: Files
     group: str
     options: ScanOptions
     files_per_task: int | None
@@ -361,18 +305,48 @@ class _Ingest:
                     "into another group."
                 )
 
-    def scan_first(
-        self, catalog: Catalog, locations: Sequence[str], mode: Mode
-    ) -> dict[str, Answered]:
+    def plan(
+        self, catalog: Catalog, mode: Mode, group_of: Callable[[str], str] | None
+    ) -> tuple[Plan, dict[str, Answered]]:
+        """Scan files, and decide where each goes; return also the result for each location."""
+        dim, locations = self.concat_dim, self.files.locations
+        groups: dict[str, str] = {}
+        if dim is None:
+            stay = catalog.entries if mode == "append" else ()
+            groups = groups_of(self.group, locations, group_of, stay)
+        answers = self._scan_first(catalog, mode)
+
+        def decide() -> Plan:
+            if dim is None:
+                return plan_groups(catalog, locations, answers, groups, mode=mode)
+            return plan_concat(
+                catalog,
+                locations,
+                answers,
+                dim=dim,
+                group=self.group,
+                mode=mode,
+                existing=self.template,
+            )
+
+        plan = decide()
+        # Scanning a file again can change the plan, and so move other files.
+        while plan.moved:
+            answers.update(self._scan([(it, None) for it in plan.moved]))
+            plan = decide()
+        return plan, answers
+
+    def _scan_first(self, catalog: Catalog, mode: Mode) -> dict[str, Answered]:
         """Scan files; those of which an array was deleted by hand even if they are unchanged.
 
         In the mode `"append"` these are scanned also if they are not listed.
         """
         missing = missing_arrays(self.session, catalog, self.group)
-        wanted = [*locations]
+        wanted = [*self.files.locations]
         if mode == "append":
-            wanted += missing.keys() - set(locations)
-        answers = self.scan(
+            listed = set(wanted)
+            wanted += [it for it in missing if it not in listed]
+        answers = self._scan(
             [(it, None if it in missing else catalog.by_location.get(it)) for it in wanted]
         )
         for location, place in missing.items():
@@ -382,7 +356,7 @@ class _Ingest:
                 answers[location] = replace(answer, reason=reason + answer.reason)
         return answers
 
-    def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
+    def _scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
         """Scan files that have no entry or changed since; return the result for each location.
 
         Scanning a few is divided over many tasks. Most files of a rerun need no more than a look,
@@ -394,28 +368,25 @@ class _Ingest:
         answers: dict[str, Answered] = {}
         if len(listed) > total_cores(self.spark):
             size = default_looks(self.spark, len(listed))
-            looked = self._run(look_at_files, listed, size, "looking for changes")
+            parts = [tuple(listed[at : at + size]) for at in range(0, len(listed), size)]
+            looked = self._run(look_at_files, parts, "looking for changes")
             answers = {location: it for location, it in looked.items() if it.stamp is not None}
         rest = [it for it in files if it[0] not in answers]
-        size = self.files_per_task or default_files(self.spark, len(rest))
-        return answers | self._run(scan_files, rest, size, "scanning files")
+        costs = self.files.costs([location for location, _ in rest], self.options)
+        parts = divide(rest, costs, total_cores(self.spark), self.files_per_task)
+        return answers | self._run(scan_files, parts, "scanning files")
 
     def _run(
         self,
         work: Callable[[AsyncRepository, FileWork], Awaitable[Mapping[str, Sequence[Any]]]],
-        files: Sequence[tuple[str, str | None]],
-        size: int,
+        parts: Sequence[tuple[tuple[str, str | None], ...]],
         phase: str,
     ) -> dict[str, Answered]:
-        """Run tasks of some files each; return the result for each location."""
-        parts = [
-            FileWork(self.options, tuple(files[start : start + size]))
-            for start in range(0, len(files), size)
-        ]
+        """Run a task for each part of the files; return the result for each location."""
         table = run_job(
             self.spark,
             self.shared,
-            parts,
+            [FileWork(self.options, it) for it in parts],
             work,
             COLUMNS,
             phase=phase,
@@ -473,47 +444,3 @@ class _Ingest:
         if placed.scanned is not None:
             return tuple(sorted(placed.scanned.arrays))
         return None if placed.old is None else placed.old.arrays
-
-
-def _of_tiledb(files: Iterable[str], kind: Kind) -> tuple[Iterable[str], Kind]:
-    """Return files and their kind, where URLs say that they are TileDB arrays."""
-    if isinstance(files, str):
-        return files, kind  # which is refused later
-    given = list(files)
-    named = [is_tiledb_url(it) for it in given]
-    if not any(named):
-        return given, kind
-    if kind not in ("auto", "tiledb") or not all(named):
-        raise InvalidInputError(
-            f"files= has URLs of TileDB arrays, such as tiledb+s3://bucket/array, beside others or "
-            f"with kind={kind!r}. Ingest TileDB arrays by themselves."
-        )
-    return [storage_location(it) for it in given], "tiledb"
-
-
-def _location(given: str) -> str:
-    """Return a URL for a URL or a path."""
-    if _SCHEME.match(given):
-        return given
-    if not PurePath(given).is_absolute():
-        raise InvalidInputError(f"{given!r} is relative. Give absolute paths or URLs.")
-    return location_of(given, {})
-
-
-def _locations(shared: SharedRepository, files: Iterable[str]) -> list[str]:
-    """Return the URLs of files in the form that is stored; refuse duplicates."""
-    if isinstance(files, str):
-        raise InvalidInputError("files= is a single text. Give a list of URLs.")
-    urls = [_location(it) for it in files]
-
-    async def normalized(native: AsyncRepository) -> list[str]:
-        locations = native.engine.virtual.locations
-        return [
-            locations.normalize(it) + ("/" if it.endswith("/") and it[:5] == "file:" else "")
-            for it in urls
-        ]
-
-    found = list(dict.fromkeys(shared.ask(normalized)))
-    if len(found) < len(urls):
-        raise InvalidInputError(f"{len(urls) - len(found)} of the files are given twice.")
-    return found

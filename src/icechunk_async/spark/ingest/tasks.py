@@ -45,6 +45,7 @@ __all__ = [
     "can_be_looked_at",
     "load_values",
     "look_at_files",
+    "reads_whole",
     "scan_files",
     "scan_source",
 ]
@@ -102,6 +103,11 @@ async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str
 def can_be_looked_at(location: str, options: ScanOptions) -> bool:
     """Return whether less than a scan can tell that a file did not change."""
     return _kind_of(location, options) != "kerchunk"
+
+
+def reads_whole(location: str, options: ScanOptions) -> bool:
+    """Return whether a scan reads all of a file, not only what it says about its chunks."""
+    return _kind_of(location, options) in ("kerchunk", "grib-index")
 
 
 async def look_at_files(repository: AsyncRepository, work: FileWork) -> Mapping[str, Sequence[Any]]:
