@@ -103,9 +103,11 @@ the rest. The turns of one loop follow one another; the official engine spreads 
 threads.
 """,
     "Storage that is far away": """
-*Create*: the trial whether conditional writes work takes 205 requests, seven in a row
-([decision 11](../../docs/decisions/0011-probe-at-create.md)); `probe=False` leaves it out, at your
-risk. *Open cold*: four requests in a row are 80 ms, and the connection for them another 20. The
+*Create*: seven requests, three in a row, in a bucket where this process created another one within
+the last hour. The first time there is a trial whether conditional writes work
+([decision 11](../../docs/decisions/0011-probe-at-create.md)): eleven requests at AWS, whose
+documentation says so, and some 155 at other services. `probe=False` leaves it out, at your risk.
+*Open cold*: four requests in a row are 80 ms, and the connection for them another 20. The
 first chunk comes over the connection that opened the repository; Zarr's loop makes its own when
 it reads more.
 """,

@@ -23,9 +23,11 @@ from benchmarks.peers import chunked, create, open_repository, tip_store
 from benchmarks.s3_peers import blocking_storage
 from benchmarks.s3_server import WIRES
 from icechunk_async import Repository
+from icechunk_async.engine import trusted
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
+from icechunk_async_s3.connections import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +36,12 @@ if TYPE_CHECKING:
     from benchmarks.s3_server import S3Server
 
 ENGINES = ("ours", "official")
-OPERATIONS = ("create", "commit", "cold-read")
+CREATIONS = {
+    "create": "create a repository",
+    "create-first": "create the first repository at a service that is not known",
+    "create-documented": "create the first repository at a service that documents its writes",
+}
+OPERATIONS = (*CREATIONS, "commit", "cold-read")
 COMMIT_TRIPS = 2
 READ_TRIPS = 4
 _PROTOTYPE = default_buffer_prototype()
@@ -66,8 +73,17 @@ def _waiting(server: S3Server, wire: str, trips: int) -> Iterator[Callable[[obje
 @pytest.mark.parametrize("wire", ["20 ms", "50 ms"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("spec", [2, 1])
-def test_far(contest: Contest, s3: S3Server, operation: str, wire: str, spec: int) -> None:
+def test_far(
+    contest: Contest,
+    s3: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    wire: str,
+    spec: int,
+) -> None:
     """Create a repository; commit one chunk; open one and read a chunk."""
+    if operation == "create-documented":
+        monkeypatch.setattr(Connections, "is_documented", True)
     end = s3.endpoint("near" if contest.is_quick else wire)
     prefixes = {engine: uuid4().hex for engine in ENGINES}
     repositories = {}
@@ -80,7 +96,9 @@ def test_far(contest: Contest, s3: S3Server, operation: str, wire: str, spec: in
     values = count(2)
 
     def fresh(name: str) -> Any:
-        if operation == "create":
+        if operation in CREATIONS:
+            if operation != "create":  # as if this process had tried nothing yet
+                trusted._tried.clear()
             return blocking_storage(name, end, uuid4().hex) if name in ENGINES else None
         if operation == "cold-read" or name == FLOOR:
             return blocking_storage(name, end, prefixes[name]) if name in ENGINES else None
@@ -98,7 +116,10 @@ def test_far(contest: Contest, s3: S3Server, operation: str, wire: str, spec: in
         session.commit("one chunk")
 
     chosen: dict[str, tuple[dict[str, Callable[[Any], object]], int, float | None, str]] = {
-        "create": ({it: created(it) for it in ENGINES}, 3, None, "create a repository"),
+        **{
+            it: ({engine: created(engine) for engine in ENGINES}, 3, None, title)
+            for it, title in CREATIONS.items()
+        },
         "commit": (dict.fromkeys(ENGINES, commit), COMMIT_TRIPS, 2.0, "commit one chunk"),
         "cold-read": (
             {it: read(it) for it in ENGINES},

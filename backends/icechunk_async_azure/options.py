@@ -24,6 +24,7 @@ type Kind = Literal["key", "sas", "sas-callback", "token", "default", "anonymous
 _CONTAINER: Final = re.compile(r"\$root|\$web|[a-z0-9](?:-?[a-z0-9]){2,62}")
 _PROOFS: Final = ("connection_string", "account_key", "sas_token", "credential", "anonymous")
 _HOST: Final = "blob.core.windows.net"
+_PUBLIC: Final = re.compile(rf"https://[a-z0-9-]+\.{re.escape(_HOST)}")
 _EMULATOR_ACCOUNT: Final = "devstoreaccount1"
 # The well-known key of every emulator, which is no secret.
 _EMULATOR_KEY: Final = (
@@ -49,6 +50,11 @@ class Login:
     kind: Kind
     secret: object = field(default=None, repr=False)
     """By ``kind``: the account key, a SAS token, a callback, a credential or its factory."""
+
+    @property
+    def is_documented(self) -> bool:
+        """Whether the account is at Azure's public address, encrypted."""
+        return _PUBLIC.fullmatch(self.account_url) is not None
 
 
 def place_of(url: str) -> Place:

@@ -40,7 +40,6 @@ __all__ = ["AzureStorage", "open_azure"]
 
 _TIMEOUT_SECONDS: Final = 60.0
 _CONNECT_TIMEOUT_SECONDS: Final = 20.0
-_CAPABILITIES: Final = Capabilities()
 
 
 @asynccontextmanager
@@ -115,7 +114,8 @@ async def open_azure(
     tuning = Tuning(timeout_seconds, connect_timeout_seconds, user_agent)
     clients = Clients(login, place, tuning)
     try:
-        yield AzureStorage(StorageDescription(url, given), Requests(clients, place))
+        capabilities = Capabilities(documented=login.is_documented)
+        yield AzureStorage(StorageDescription(url, given), Requests(clients, place), capabilities)
     finally:
         await clients.close()
 
@@ -123,8 +123,11 @@ async def open_azure(
 class AzureStorage:
     """A `Storage` in a container; made by `open_azure`."""
 
-    def __init__(self, description: StorageDescription, requests: Requests) -> None:
+    def __init__(
+        self, description: StorageDescription, requests: Requests, capabilities: Capabilities
+    ) -> None:
         """Make a handle; use `open_azure`."""
+        self._capabilities = capabilities
         self._description = description
         self._requests = requests
 
@@ -135,7 +138,7 @@ class AzureStorage:
     @property
     def capabilities(self) -> Capabilities:
         """Every promise."""
-        return _CAPABILITIES
+        return self._capabilities
 
     @property
     def description(self) -> StorageDescription:

@@ -57,6 +57,9 @@ class Silence:
     error: BaseException
 
 
+_GOOGLE: Final = "https://storage.googleapis.com"
+
+
 @dataclass(slots=True)
 class _Client:
     """The state of one event loop."""
@@ -87,6 +90,11 @@ class Service:
         self.project = options.project
         self._agent = options.user_agent or "icechunk-async"
         self.endpoint: Final = options.endpoint_url
+
+    @property
+    def is_documented(self) -> bool:
+        """Whether the host is Google's."""
+        return self._host == _GOOGLE
 
     def object(self, name: str) -> str:
         """Return the path of an object."""

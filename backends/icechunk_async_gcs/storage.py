@@ -117,7 +117,7 @@ class GCSStorage:
         self._description = description
         self._location = location
         self._service = service
-        self._capabilities = _no_writes() if read_only else Capabilities()
+        self._read_only = read_only
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -126,7 +126,9 @@ class GCSStorage:
     @property
     def capabilities(self) -> Capabilities:
         """All promises, or those of a reader."""
-        return self._capabilities
+        if self._read_only:
+            return _NO_WRITES
+        return _DOCUMENTED if self._service.is_documented else _ALL
 
     @property
     def description(self) -> StorageDescription:
@@ -203,15 +205,15 @@ class GCSStorage:
 
     def _check_writable(self) -> None:
         self._service.check_open()
-        if not self._capabilities.writable:
+        if self._read_only:
             raise UnsafeStorageError(f"{self!r} cannot be written: {_READ_ONLY}.")
 
 
-def _no_writes() -> Capabilities:
-    names = ("writable", "conditional_create", "conditional_update")
-    return Capabilities(
-        writable=False,
-        conditional_create=False,
-        conditional_update=False,
-        reasons=dict.fromkeys(names, _READ_ONLY),
-    )
+_ALL: Final = Capabilities()
+_DOCUMENTED: Final = Capabilities(documented=True)
+_NO_WRITES: Final = Capabilities(
+    writable=False,
+    conditional_create=False,
+    conditional_update=False,
+    reasons=dict.fromkeys(("writable", "conditional_create", "conditional_update"), _READ_ONLY),
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import threading
 from collections import OrderedDict
@@ -269,6 +270,9 @@ def _reveal(request: Any, **_: object) -> None:
 
 
 _AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+_S3_ITSELF: Final = re.compile(
+    r"(.+\.)?s3(-fips|-accelerate)?(\.dualstack)?(\.[a-z0-9-]+)?\.amazonaws\.com(\.cn)?"
+)
 _KEPT: Final = 64
 _SETTINGS: Final = ("AWS_", "BOTO", "HOME")
 """Prefixes of the environment variables that may change the route."""
@@ -293,6 +297,9 @@ class Route:
     region: str
     is_aws: bool
     """Whether the bucket is at AWS rather than at a compatible server."""
+    is_documented: bool
+    """Whether it is S3 itself, encrypted: AWS documents that a condition and its write are one step
+    there. Other services at AWS, such as S3 on Outposts, have other promises."""
     tls: ssl.SSLContext | None
     proxy: str | None
 
@@ -340,6 +347,7 @@ def find_route(options: Options, bucket: str, stock: Stock) -> Route:
         shown if parts.port in (None, 443 if secure else 80) else f"{shown}:{parts.port}",
         region,
         name.endswith(_AWS_DOMAINS),
+        secure and parts.port in (None, 443) and _S3_ITSELF.fullmatch(name) is not None,
         _tls(authorities or get_cert_path(True)) if secure else None,  # noqa: FBT003
         get_environ_proxies(base_url).get("https" if secure else "http"),
     )
@@ -477,6 +485,11 @@ class Connections:
         self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
         self._lock = threading.Lock()  # held over no await
         self._closed = False
+
+    @property
+    def is_documented(self) -> bool:
+        """Whether the bucket is known to be in S3 itself; False before the first request."""
+        return self._route is not None and self._route.is_documented
 
     def check_open(self) -> None:
         """Raise an error after the storage was closed.

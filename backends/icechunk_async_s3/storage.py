@@ -167,7 +167,9 @@ class S3Storage:
         """All promises, of a server that keeps the protocol; none to write when read-only."""
         if self._options.read_only:
             return _READ_ONLY
-        return _ALL if self._options.quote_etags else _UNQUOTED
+        if not self._options.quote_etags:
+            return _UNQUOTED
+        return _DOCUMENTED if self._connections.is_documented else _ALL
 
     @property
     def description(self) -> StorageDescription:
@@ -263,6 +265,7 @@ class S3Storage:
 
 
 _ALL: Final = Capabilities()
+_DOCUMENTED: Final = Capabilities(documented=True)
 _UNQUOTED: Final = Capabilities(
     final_deletion=False,
     reasons={

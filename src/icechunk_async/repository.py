@@ -205,8 +205,9 @@ class Repository:
             verify_reads: see `open`.
             check_clean_root: refuse a location that holds anything.
             probe: try the storage's promises first, see `icechunk_async.storage.probe`. None:
-                unless the backend verifies them itself, as memory and local disks do, or this
-                process tried the same bucket within the last hour. False accepts the risk.
+                those that commits need, without races where the service documents that they are
+                kept; none if the backend verifies them itself, as memory and local disks do, or
+                this process tried the same bucket within the last hour. False accepts the risk.
             after_commit: see `open`.
 
         Raises:

@@ -7,7 +7,7 @@ and upkeep; sessions get the parts that they need.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import field
 from functools import cached_property
@@ -558,31 +558,43 @@ async def _find_or_check(
         if not or_open:
             raise repository_exists(storage, "a repository")
         return found
-    way = creation.way
-    check_safe(storage, way.storage_needs, creating=True)
-    if creation.probe or (creation.probe is None and not storage.capabilities.verified):
-        # Of an open storage its caller knows what it is; it may wrap the one that it describes.
-        await _try_promises(storage, creation, is_known=storage is not request.location)
+    check_safe(storage, creation.way.storage_needs, creating=True)
     return None
 
 
-async def _try_promises(storage: Storage, creation: Creation, *, is_known: bool) -> None:
+async def _try_promises(
+    storage: Storage, creation: Creation, *, is_known: bool
+) -> Callable[[], Awaitable[object]]:
     """Try the promises of a storage, unless the same service kept them a short time ago.
 
     Args:
         storage: where the repository is to be.
         creation: how to create it.
         is_known: whether the storage is what its description opens.
+
+    Returns:
+        The removal of what the trial wrote, to be called.
     """
+    if creation.probe is False or (creation.probe is None and storage.capabilities.verified):
+        return _nothing_to_remove
     from icechunk_async.engine.trusted import is_trusted, service_of, trust  # noqa: PLC0415 -- on use
-    from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- slow to import
+    from icechunk_async.storage import probe  # noqa: PLC0415 -- slow to import
 
     numbered = "conditional_update" not in creation.way.storage_needs
     service = service_of(storage) if is_known else None
     if creation.probe is None and is_trusted(service, numbered=numbered):
-        return
-    (await probe_storage(storage)).check(numbered=numbered)
+        return _nothing_to_remove
+    remove: Callable[[], Awaitable[object]] = _nothing_to_remove
+    if creation.probe:
+        (await probe.probe_storage(storage)).check(numbered=numbered)
+    else:
+        remove = await probe.try_what_commits_need(storage, numbered=numbered)
     trust(service, numbered=numbered)
+    return remove
+
+
+async def _nothing_to_remove() -> None:
+    """Return at once."""
 
 
 async def find_at(request: Request, *, required: bool = False) -> Found | None:
@@ -630,7 +642,11 @@ async def _assemble(
     given = request.settings
     if found is None:
         assert creation is not None  # else a layout was found
-        found = await opening.create(limited, assets, creation.way, request.config, given)
+        # Of an open storage its caller knows what it is; it may wrap the one that it describes.
+        is_known = storage is not request.location
+        remove = await _try_promises(storage, creation, is_known=is_known)
+        created = opening.create(limited, assets, creation.way, request.config, given)
+        found = (await gather(created, remove()))[0]
     history = found.open(limited, assets, history_settings(config, neighbours.known))
     assets.keeps_statistics = bool(found.settings.statistics)
     assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)

@@ -180,6 +180,10 @@ class Capabilities:
     verified: bool = field(default=False, compare=False)
     """The backend has verified these promises, by construction or by a trial when it was opened. If
     not, creating a repository starts with a trial of them."""
+    documented: bool = field(default=False, compare=False)
+    """The service documents for all its customers that a condition and its write are one step, and
+    is reached encrypted, at its own address. The trial before a repository is created then looks
+    for conditions that are ignored, and has no writers race."""
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     """The reason for each promise that is not made, by field name, with what would help."""
 

@@ -250,8 +250,9 @@ class Repository(Displayed):
             sums: keep a checksum of each chunk; stored with a repository of format version 2.
             verify_reads: see `open`.
             probe: try the storage's promises first, see `icechunk_async.storage.probe`. None:
-                unless the backend verifies them itself, as memory and local disks do, or this
-                process tried the same bucket within the last hour. False accepts the risk.
+                those that commits need, without races where the service documents that they are
+                kept; none if the backend verifies them itself, as memory and local disks do, or
+                this process tried the same bucket within the last hour. False accepts the risk.
             after_commit: see `open`.
 
         Raises:

@@ -205,3 +205,23 @@ async def test_a_name_that_no_header_carries_is_refused(agent: Any) -> None:
     with pytest.raises(InvalidInputError, match="user_agent"):
         async with open_storage("az://box", account_name="a", anonymous=True, user_agent=agent):
             pass
+
+
+@pytest.mark.parametrize(
+    ("options", "is_documented"),
+    [
+        ({"account_name": "account"}, True),
+        ({"endpoint_url": "https://account.blob.core.windows.net"}, True),
+        ({"endpoint_url": "https://account.blob.core.windows.net:8443"}, False),
+        ({"endpoint_url": "https://blob.core.windows.net.example"}, False),
+        ({"endpoint_url": "http://account.blob.core.windows.net", "allow_http": True}, False),
+        ({"connection_string": "UseDevelopmentStorage=true", "allow_http": True}, False),
+    ],
+)
+async def test_the_service_itself_is_known_by_its_address(
+    options: dict[str, Any], *, is_documented: bool
+) -> None:
+    """Only there Azure documents what conditional writes do."""
+    anonymous = {} if "connection_string" in options else {"anonymous": True}
+    async with open_storage("az://container", **options, **anonymous) as storage:
+        assert storage.capabilities.documented is is_documented

@@ -127,3 +127,16 @@ async def test_a_plain_server_is_allowed_wherever_it_is_named(
             assert storage.description.options["allow_http"] is True
             with pytest.raises(UnreachableError):  # nobody listens there, but it was asked
                 await storage.get("key")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_documented"),
+    [({}, True), ({"endpoint_url": "https://127.0.0.1:9"}, False), ({"read_only": True}, False)],
+)
+async def test_the_service_itself_is_known_by_its_address(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, is_documented: bool
+) -> None:
+    """Only there Google documents what preconditions do."""
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    async with open_storage("gs://bucket", token=ANONYMOUS, **options) as storage:
+        assert storage.capabilities.documented is is_documented

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -143,3 +143,32 @@ async def test_a_client_that_cannot_be_made_is_tried_again(
 
 def _fails(_: object) -> Any:
     raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_documented"),
+    [
+        ({}, True),
+        ({"region": "cn-north-1"}, True),
+        ({"endpoint_url": "https://s3.dualstack.eu-west-1.amazonaws.com"}, True),
+        ({"endpoint_url": "http://s3.eu-west-1.amazonaws.com"}, False),
+        ({"endpoint_url": "https://s3.eu-west-1.amazonaws.com:8443"}, False),
+        ({"endpoint_url": "https://s3.eu-west-1.amazonaws.com.example"}, False),
+        ({"endpoint_url": "https://not-s3.amazonaws.com"}, False),
+        ({"endpoint_url": "https://x.s3-outposts.eu-west-1.amazonaws.com"}, False),
+        ({"endpoint_url": "https://127.0.0.1:9000"}, False),
+    ],
+)
+async def test_s3_itself_is_known_by_its_address(
+    options: dict[str, Any], made: list[Stock], *, is_documented: bool
+) -> None:
+    """Only there AWS documents what conditional writes do; nothing is known before a request."""
+    del made
+    given = {"region": "us-east-1", "anonymous": True, "allow_http": True, **options}
+    async with open_storage("s3://bucket", **given) as storage:
+        assert not storage.capabilities.documented
+        await cast("Any", storage)._connections.here()
+        assert storage.capabilities.documented is is_documented
+    async with open_storage("s3://bucket", **given, quote_etags=False) as storage:
+        await cast("Any", storage)._connections.here()
+        assert not storage.capabilities.documented

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from icechunk_async import Repository
 from icechunk_async.errors import UnsafeStorageError
-from icechunk_async.storage import open_storage
-from icechunk_async.storage.probe import probe_storage
+from icechunk_async.storage import ObjectInfo, open_storage
+from icechunk_async.storage.probe import PROBE_PREFIX, probe_storage
+from icechunk_async_s3.connections import Connections
+from icechunk_async_s3.transport import Transport
 from tests.servers.s3.running import Server, rclone
 
 if TYPE_CHECKING:
@@ -35,6 +37,29 @@ async def test_a_server_that_ignores_conditions_is_refused(careless_server: Serv
             pass
     async with open_storage(url, **options) as storage:
         assert [entry async for entry in storage.list_prefix()] == []
+
+
+async def test_a_documented_service_takes_twenty_requests(
+    ministack_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a creation, with a look at each write that was refused."""
+    sent: list[str] = []
+    send = Transport.send
+
+    async def noted(self: Transport, method: str, *args: Any, **kwargs: Any) -> Any:
+        sent.append(method)
+        return await send(self, method, *args, **kwargs)
+
+    monkeypatch.setattr(Transport, "send", noted)
+    monkeypatch.setattr(Connections, "is_documented", True)
+    bucket = await asyncio.to_thread(ministack_server.bucket)
+    url, options = f"s3://{bucket}/repository", ministack_server.options()
+    async with Repository.create(url, storage_options=dict(options)):
+        assert len(sent) <= 20, sent
+        assert "HEAD" in sent
+    async with open_storage(url, **options) as storage:
+        keys = [entry.key async for entry in storage.list_prefix() if isinstance(entry, ObjectInfo)]
+        assert not any(key.startswith(PROBE_PREFIX) for key in keys)
 
 
 async def test_servers_that_keep_their_promises_are_accepted(

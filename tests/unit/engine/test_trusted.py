@@ -33,6 +33,7 @@ class Service(LatencyStorage):
         super().__init__(storage, seconds=0)
         self._url = StorageDescription(url, options)
         self.ignores_conditions = False
+        self.is_documented = False
 
     @property
     def description(self) -> StorageDescription:
@@ -42,7 +43,7 @@ class Service(LatencyStorage):
     @property
     def capabilities(self) -> Capabilities:
         """Promise everything, by hearsay."""
-        return Capabilities()
+        return Capabilities(documented=self.is_documented)
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write, perhaps whatever is there."""
@@ -58,6 +59,7 @@ class Services:
         """Begin."""
         self.opened: list[Service] = []
         self.ignores_conditions = False
+        self.is_documented = False
 
     @asynccontextmanager
     async def open(self, url: str, **options: object) -> AsyncGenerator[Service]:
@@ -65,6 +67,7 @@ class Services:
         async with open_storage(f"memory://{uuid4().hex}") as plain:
             storage = Service(plain, url, options)
             storage.ignores_conditions = self.ignores_conditions
+            storage.is_documented = self.is_documented
             self.opened.append(storage)
             yield storage
 
@@ -115,6 +118,15 @@ async def test_a_url_that_may_hide_the_service_is_always_tried(services: Service
     """In URLs of unknown schemes the bucket may be anywhere."""
     for name in ("one", "two"):
         assert await services.create(f"obstore+http://host/bucket/{name}") > TRIAL_REQUESTS
+
+
+async def test_a_documented_service_takes_few_requests_at_once(services: Services) -> None:
+    """It is tried as well, and what is asked for is the whole table."""
+    services.is_documented = True
+    first = await services.create("s3://bucket/one")
+    assert 7 < first <= MOST_REQUESTS
+    assert await services.create("s3://bucket/two") == 7
+    assert await services.create("s3://bucket/three", probe=True) > TRIAL_REQUESTS
 
 
 async def test_another_environment_is_tried(

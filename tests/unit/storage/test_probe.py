@@ -31,7 +31,14 @@ from icechunk_async.storage import (
     Version,
     open_storage,
 )
-from icechunk_async.storage.probe import PROBE_PREFIX, Finding, ProbeResult, Verdict, probe_storage
+from icechunk_async.storage.probe import (
+    PROBE_PREFIX,
+    Finding,
+    ProbeResult,
+    Verdict,
+    probe_storage,
+    try_what_commits_need,
+)
 from icechunk_async.testing.cancellation import at_every_wait
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
@@ -69,6 +76,16 @@ class IgnoresUpdateConditions(Flawed):
         """Write."""
         expected = if_version if if_version is ABSENT else None
         return await self.inner.put(key, data, if_version=expected)
+
+
+class LooksOnlyWhetherSomethingIsThere(Flawed):
+    """Takes a version for one of any object."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write over what is there."""
+        if isinstance(if_version, Version) and key in await objects(self.inner):
+            if_version = None
+        return await self.inner.put(key, data, if_version=if_version)
 
 
 class RefusesEveryUpdate(Flawed):
@@ -349,7 +366,7 @@ def test_a_probe_needs_few_requests_in_few_rounds() -> None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         seconds, requests = runner.run(scenario())
     assert seconds <= 7  # the last of them removes what was written
-    assert requests <= 145
+    assert requests <= 155
 
 
 def test_a_probe_opens_few_connections() -> None:
@@ -397,6 +414,156 @@ def test_the_refusal_names_numbered_states_where_they_are_safe(url: str) -> None
     with pytest.raises(UnsafeStorageError) as caught:
         ProbeResult(url, (neither, broken), 1.0).check()
     assert "numbered" not in str(caught.value)
+
+
+class IsDocumented(WrappedStorage):
+    """A service that documents what it promises."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Promise, in writing."""
+        return replace(self.wrapped.capabilities, verified=False, documented=True)
+
+
+IGNORING = [
+    (IgnoresConditions, "conditional create"),
+    (IgnoresUpdateConditions, "conditional update"),
+    (LooksOnlyWhetherSomethingIsThere, "conditional update"),
+    (RefusesEveryUpdate, "conditional update"),
+    (KnowsNoConditions, "conditional create"),
+    (flawed_changes.RefusesToCreate, "conditional create"),
+    (flawed_changes.CreatesOverWhatIsThere, "conditional create"),
+    (flawed_changes.UpdatesAnyVersion, "conditional update"),
+    (flawed_changes.UpdatesWhatIsNotThere, "conditional update"),
+    (flawed_objects.MakesVersionsFromSizes, "conditional update"),
+]
+
+
+class TestWhatCommitsNeed:
+    """The trial before a repository is created."""
+
+    @pytest.mark.parametrize(
+        ("flaw", "promise"),
+        [
+            *IGNORING,
+            (LetsTheLastWriterStay, "conditional create"),
+            (TellsEveryCreatorThatItLanded, "conditional create"),
+            (flawed_changes.ChangesWhatItRefuses, "conditional create"),
+            (flawed_changes.LooksThenCreates, "conditional create"),
+            (flawed_changes.LooksThenUpdates, "conditional update"),
+            (flawed_objects.ReadsFromAStaleCache, "read after write"),
+        ],
+    )
+    async def test_a_broken_promise_is_found(self, flaw: type[Flawed], promise: str) -> None:
+        """As by the whole table, and nothing stays."""
+        async with opened(flaw, f"memory://{uuid4()}") as storage:
+            with pytest.raises(UnsafeStorageError, match=promise):
+                await try_what_commits_need(storage, numbered=False)
+            assert await storage.everything() == []
+
+    @pytest.mark.parametrize(("flaw", "promise"), IGNORING)
+    async def test_a_documented_service_must_honour_conditions(
+        self, flaw: type[Flawed], promise: str
+    ) -> None:
+        """Its address may be another service's after all; the refusal names every promise."""
+        async with opened(flaw, f"memory://{uuid4()}") as storage:
+            with pytest.raises(UnsafeStorageError, match=promise):
+                await try_what_commits_need(IsDocumented(storage), numbered=False)
+            assert await storage.everything() == []
+
+    @pytest.mark.parametrize(
+        ("flaw", "promise"),
+        [
+            (flawed_changes.LooksThenCreates, "conditional create"),
+            (flawed_listings.ListsWithDelay, "list after write"),
+            (flawed_listings.OrdersByFolder, "list order"),
+        ],
+    )
+    async def test_numbered_references_need_listings(
+        self, flaw: type[Flawed], promise: str
+    ) -> None:
+        """They are tried whatever the service documents; updates are not."""
+        async with opened(flaw, f"memory://{uuid4()}") as storage:
+            with pytest.raises(UnsafeStorageError, match=promise):
+                await try_what_commits_need(IsDocumented(storage), numbered=True)
+        async with opened(IgnoresUpdateConditions, f"memory://{uuid4()}") as storage:
+            await (await try_what_commits_need(storage, numbered=True))()
+            assert await storage.everything() == []
+
+    async def test_what_failed_once_is_refused(self) -> None:
+        """Even if the whole table, tried for the message, finds nothing."""
+
+        class FailsOnce(IgnoresConditions):
+            failed = False
+
+            async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+                if not self.failed and b"must not land" in bytes(data):
+                    self.failed = True
+                    return await super().put(key, data)
+                return await self.inner.put(key, data, if_version=if_version)
+
+        async with opened(FailsOnce, f"memory://{uuid4()}") as storage:
+            with pytest.raises(UnsafeStorageError, match="the condition is ignored"):
+                await try_what_commits_need(storage, numbered=False)
+
+    def test_a_documented_service_is_tried_in_few_requests(self) -> None:
+        """The objects of the trial are removed while the repository is written."""
+
+        async def scenario() -> tuple[float, int]:
+            loop = asyncio.get_running_loop()
+            async with open_storage(memory_url()) as plain:
+                storage = LatencyStorage(plain, seconds=1)
+                began = loop.time()
+                async with Repository.create(IsDocumented(storage)):
+                    found = loop.time() - began, storage.requests.total()
+                keys = await objects(plain)
+                assert not any(key.startswith(PROBE_PREFIX) for key in keys)
+                return found
+
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            seconds, requests = runner.run(scenario())
+        assert seconds == 5  # to look, twice to try, the first snapshot, and what makes it one
+        assert requests == 15
+
+    def test_another_service_is_tried_in_few_requests(self) -> None:
+        """Only what commits need."""
+
+        async def scenario() -> tuple[float, int]:
+            async with open_storage(memory_url()) as plain:
+                storage = LatencyStorage(plain, seconds=1)
+                began = asyncio.get_running_loop().time()
+                remove = await try_what_commits_need(storage, numbered=False)
+                found = asyncio.get_running_loop().time() - began, storage.requests.total()
+                await remove()
+                assert await objects(plain) == {}
+                return found
+
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            seconds, requests = runner.run(scenario())
+        assert seconds <= 5
+        assert requests <= 120
+
+    @pytest.mark.parametrize("wrapper", [IsUnverified, IsDocumented])
+    async def test_a_cancelled_creation_leaves_nothing_of_the_trial(
+        self, wrapper: type[WrappedStorage]
+    ) -> None:
+        """It may be cancelled at any request."""
+        runs = 0
+        async with open_storage(memory_url()) as plain:
+
+            async def create(number: int) -> None:
+                del number
+                async with Repository.create(
+                    wrapper(LatencyStorage(plain, seconds=0)), check_clean_root=False
+                ):
+                    pass
+
+            async for n in at_every_wait(create):
+                keys = await objects(plain)
+                assert not any(key.startswith(PROBE_PREFIX) for key in keys), n
+                await plain.delete(keys)
+                runs += 1
+        assert runs > 0
 
 
 class TestCreate:

@@ -48,7 +48,7 @@ def test_probe_of_a_safe_storage_succeeds(tmp_path: Path) -> None:
     first, *lines, last = outcome.stdout.splitlines()
     assert first.split() == ["PROMISE", "NEEDED", "VERDICT"]
     assert len(lines) == 8
-    assert lines[0].startswith("conditional create  yes     kept     of 8 creators at once one")
+    assert lines[0].startswith("conditional create  yes     kept     of 2 creators at once one")
     assert last == f"{(tmp_path / 'new').as_uri()} is safe for commits."
 
 
