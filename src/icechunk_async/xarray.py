@@ -16,20 +16,14 @@ import anyio.to_thread
 import xarray
 from xarray.core import indexing
 
-from icechunk_async.sync.datasets.aggregates import Answers, answer_dataset, names_of
+from icechunk_async.datasets.aggregates import Answers, answer_dataset, names_of
+from icechunk_async.datasets.cells import Part, Selected, check_lazy, lazy_array, queried_name
 from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import ForkSession
 from icechunk_async.sync.session import Session as BlockingSession
 from icechunk_async.sync.store import IcechunkStore as BlockingStore
-from icechunk_async.sync.xarray import (
-    Part,
-    Selected,
-    check_lazy,
-    lazy_array,
-    queried_name,
-    write_lazy,
-)
+from icechunk_async.sync.xarray import write_lazy
 from icechunk_async.zarr.datasets import write_known
 from icechunk_async.zarr.queries.by_chunk import described
 from icechunk_async.zarr.store import IcechunkStore

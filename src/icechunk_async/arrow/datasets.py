@@ -20,15 +20,15 @@ from icechunk_async.arrow.table import (
     open_group,
     table_shape,
 )
-from icechunk_async.errors import InvalidInputError
-from icechunk_async.sync import Repository, Session
-from icechunk_async.sync.datasets.rows import (
+from icechunk_async.datasets.rows import (
     BATCH_ROWS,
     RowDataset,
     RowFragment,
     RowScanner,
     needed_by,
 )
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.sync import Repository, Session
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.storage import Storage
 from icechunk_async.sync.urls import session_at, with_ref
@@ -37,6 +37,7 @@ from icechunk_async.zarr.queries.expressions import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
     import numpy.typing as npt
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.arrow.boxes import Box, Span
     from icechunk_async.arrow.table import TableShape
-    from icechunk_async.sync.datasets.rows import Columns
+    from icechunk_async.datasets.rows import Columns
 
     type Mask = npt.NDArray[np.bool_]
 
@@ -236,7 +237,7 @@ class _Table:
         plan = self._plan(names, filtered, batch_size)
         if boxes is None:
             boxes = [box for part in self._parts(plan, filtered) for box in part]
-        return RowScanner(plan.schema, plan.rows(boxes), columns, expression)
+        return RowScanner(plan.schema, plan.rows(boxes), columns, expression, translated)
 
     def parts(self, expression: pc.Expression | None) -> list[tuple[Box, ...]]:
         """Return groups of boxes of whole chunks that may have rows which pass a filter."""
@@ -372,6 +373,9 @@ class ArrayDataset(RowDataset):
             parts = self._table.parts(joined(self._filter, filter))
         return (ArrayFragment(self._table, boxes, self._filter) for boxes in parts)
 
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated()
+
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
     ) -> RowScanner:
@@ -407,6 +411,9 @@ class ArrayFragment(RowFragment):
     def partition_expression(self) -> pc.Expression:
         """Knowledge about all rows: the least and greatest coordinates."""
         return self._table.known(self._boxes)
+
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated()
 
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None

@@ -914,9 +914,10 @@ class Repository(Displayed):
     ) -> xarray.Dataset:
         with translated():
             # Importing xarray takes a second, which would hold up all who use the loop.
-            await to_thread.run_sync(import_module, "icechunk_async.sync.datasets.cube")
+            await to_thread.run_sync(import_module, "icechunk_async.datasets.cube")
+            from icechunk_async.datasets.cube import open_cube  # noqa: PLC0415 -- needs xarray
             from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- on use
-            from icechunk_async.sync.datasets.cube import Elsewhere, open_cube  # noqa: PLC0415 -- needs xarray
+            from icechunk_async.sync.handles.homes import Elsewhere  # noqa: PLC0415 -- only for this
         choice = Choice(along, since, until, every, limit)
         home = Elsewhere(self.handle)
         return await self.handle.ask(

@@ -14,8 +14,8 @@ import zarr
 
 import icechunk_async.sync as icechunk
 from icechunk_async import Repository as AsyncRepository
+from icechunk_async.datasets.cube import open_cube
 from icechunk_async.errors import MissingDriverError
-from icechunk_async.sync.datasets.cube import open_cube
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

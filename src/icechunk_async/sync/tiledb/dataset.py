@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import pyarrow.compute as pc
 
 from icechunk_async._runtime.blocking.portal import run
-from icechunk_async.sync.datasets.rows import (
+from icechunk_async.datasets.rows import (
     BATCH_ROWS,
     RowDataset,
     RowFragment,
@@ -24,10 +24,11 @@ from icechunk_async.zarr.queries.expressions import joined
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Iterator
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
-    from icechunk_async.sync.datasets.rows import Columns
+    from icechunk_async.datasets.rows import Columns
     from icechunk_async.tiledb.arrays.sparse import Scan, ScanPart, SparseReader
 
 __all__ = ["TileDBDataset", "TileDBFragment"]
@@ -50,6 +51,9 @@ class _Rows(RowReading):
     _reader: SparseReader
     _parts: tuple[ScanPart, ...] | None
 
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated()
+
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
     ) -> RowScanner:
@@ -57,7 +61,8 @@ class _Rows(RowReading):
         names = None if columns is None else needed_by(columns, reader.arrow_schema)
         scan = reader.scan(names, expression)
         batches = self._batches(scan, batch_size or BATCH_ROWS)
-        return RowScanner(scan.schema, batches, columns if isinstance(columns, Mapping) else None)
+        shown = columns if isinstance(columns, Mapping) else None
+        return RowScanner(scan.schema, batches, shown, translated=translated)
 
     def _batches(self, scan: Scan, most_rows: int) -> Generator[pa.RecordBatch]:
         """Iterate over rows; one part is in memory at a time."""

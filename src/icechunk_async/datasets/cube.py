@@ -1,7 +1,6 @@
 """History as a dimension: datasets of xarray that read the versions of an array.
 
-The dataset holds no values and pickles as plain data. What is computed, in any thread or process,
-runs on the loop of the blocking facade. Needs `xarray`.
+The dataset holds no values, and pickles as its `Home` does. Needs `xarray`.
 """
 
 # xarray is only partly typed.
@@ -17,12 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio.to_thread
 import numpy as np
 
-from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.timeline import trace
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_path, name_of
-from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.zarr.cube import CubeArray
 
 try:
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.zarr.cube import Key
 
-__all__ = ["Elsewhere", "Here", "open_cube"]
+__all__ = ["Home", "open_cube"]
 
 DIMENSION: Final = "known_at"
 _BLOCK_BYTES: Final = 128 << 20
@@ -64,48 +61,6 @@ class Home(Protocol):
     async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
         """Ask, on any loop."""
         ...
-
-
-class Elsewhere:
-    """A repository that opens where it is needed, in this process or another."""
-
-    def __init__(self, handle: RepositoryHandle) -> None:
-        """Read through a handle of the facade."""
-        self._handle = handle
-
-    def run[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`."""
-        return run(self._handle.ask(lambda it: question(it.engine)))
-
-    async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`."""
-        return await run_async(self._handle.ask(lambda it: question(it.engine)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Elsewhere, (self._handle,)
-
-
-class Here:
-    """An open native repository; a pickled copy opens it elsewhere."""
-
-    def __init__(self, engine: Engine) -> None:
-        """Read while the repository is open."""
-        self._engine = engine
-
-    def run[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`."""
-
-        async def ask() -> T:
-            return await question(self._engine)
-
-        return run(ask())
-
-    async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`: on the caller's own loop."""
-        return await question(self._engine)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Elsewhere, (RepositoryHandle(Source.of(self._engine.origin)),)
 
 
 async def open_cube(

@@ -10,7 +10,7 @@ opens its repository where it is used. Needs `xarray`.
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -24,10 +24,9 @@ from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async.zarr.queries.by_chunk import answered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from icechunk_async.session import AnySession
-    from icechunk_async.sync.handles.sessions import SessionHandle
     from icechunk_async.zarr.queries.arrays import Box
     from icechunk_async.zarr.queries.by_chunk import Question
 
@@ -44,13 +43,21 @@ def names_of(given: Sequence[str] | str) -> list[str]:
     return list(dict.fromkeys([given] if isinstance(given, str) else given))
 
 
+class Handle(Protocol):
+    """A session, in this process or opened again in another; pickles."""
+
+    async def ask[T](self, question: Callable[[AnySession], Awaitable[T]], /) -> T:
+        """Ask, on the loop of code that blocks."""
+        ...
+
+
 class Answers:
     """The answers to a question, as far as anybody asked."""
 
     def __init__(
-        self, question: Question, handle: SessionHandle, native: AnySession | None = None
+        self, question: Question, handle: Handle, native: AnySession | None = None
     ) -> None:
-        """Ask by the facade, or on the caller's loop if there is a native session."""
+        """Ask a handle, or on the caller's loop if there is an open session."""
         self.question = question
         self._handle = handle
         self._native = native

@@ -9,8 +9,8 @@ methods get an error that says so, and never other rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow as pa
@@ -19,7 +19,6 @@ from pyarrow import fs
 
 from icechunk_async._runtime.blocking.tracebacks import Shortened
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.queries.expressions import joined, needed_columns
 
 if TYPE_CHECKING:
@@ -109,6 +108,7 @@ class RowScanner:
         batches: Generator[pa.RecordBatch],
         columns: Columns = None,
         expression: pc.Expression | None = None,
+        translated: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Keep the work to do.
 
@@ -117,7 +117,9 @@ class RowScanner:
             batches: rows.
             columns: the columns to show; all if None.
             expression: the filter to apply.
+            translated: makes a block that raises the errors that callers expect.
         """
+        self._translated = translated
         self._schema = schema
         self._batches = batches
         self._columns: Any = columns
@@ -142,7 +144,7 @@ class RowScanner:
         Raises:
             IcechunkError: reading failed.
         """
-        with Shortened(), translated(), closing(self._batches):
+        with Shortened(), self._translated(), closing(self._batches):
             for batch in self._batches:
                 found = self._shown(pa.Table.from_batches([batch])).to_batches()
                 yield from (it for it in found if it.num_rows)
@@ -197,6 +199,10 @@ class RowReading(ABC):
     _filter: pc.Expression | None
     """Rows that do not pass are not part of this; None for all."""
 
+    def _translated(self) -> AbstractContextManager[None]:
+        """Return a block that raises the errors that callers expect."""
+        return nullcontext()
+
     @abstractmethod
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
@@ -222,7 +228,7 @@ class RowReading(ABC):
         unknown = ignored.keys() - _IGNORED
         if unknown:
             raise TypeError(f"Datasets of this library have no argument {min(unknown)!r}.")
-        with translated():
+        with self._translated():
             return self._scan(columns, joined(self._filter, filter), batch_size)
 
     def to_batches(
@@ -269,7 +275,7 @@ class RowReading(ABC):
     ) -> int:
         """Return the number of rows; none is read if all count and their number is known."""
         if joined(self._filter, filter) is None:
-            with translated():
+            with self._translated():
                 known = self._count()
             if known is not None:
                 return known
