@@ -11,6 +11,7 @@ reference.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
@@ -178,7 +179,7 @@ class ManifestFiles:
                 rounds += 1
                 await self._fill(manifest_id, held, found)
             else:
-                held = await self._expand(manifest_id, size_bytes, held)
+                held = await self._expand(manifest_id, size_bytes, held, node_id)
 
     async def load(self, manifest_id: ManifestId, size_bytes: int = 0) -> None:
         """Have a manifest in memory, in any form. Args, errors and cost as `get`."""
@@ -225,19 +226,27 @@ class ManifestFiles:
         await bounded_map(fill, undecided.extents, limit=_CONCURRENT_PIECES)
 
     async def _expand(
-        self, manifest_id: ManifestId, size_bytes: int, held: HeldManifest | None
+        self,
+        manifest_id: ManifestId,
+        size_bytes: int,
+        held: HeldManifest | None,
+        node_id: NodeId | None = None,
     ) -> HeldManifest:
-        """Return a manifest in a fuller form than ``held``, reading its whole file if needed."""
+        """Return a manifest in a fuller form than ``held``, reading its whole file if needed.
+
+        With ``node_id`` it is `HeldManifest.expand` for that array, if the file is in memory.
+        """
 
         async def load() -> HeldManifest:
             if held is None or not held.is_whole:
                 data = await self._fetch(manifest_id, 0, size_bytes or None)
                 return await self.keep(manifest_id, data)
             size = BYTES_PER_REF * held.weight
-            fuller = await offload(held.expand, size_bytes=size)
+            fuller = await offload(partial(held.expand, node_id), size_bytes=size)
             return self._keep(manifest_id, await self._with_sums(manifest_id, fuller))
 
-        fuller: HeldManifest = await self._flights.run((manifest_id, id(held)), load)
+        array = None if held is None or not held.is_whole else node_id
+        fuller: HeldManifest = await self._flights.run((manifest_id, id(held), array), load)
         return fuller
 
     def _keep(self, manifest_id: ManifestId, held: HeldManifest) -> HeldManifest:
@@ -394,7 +403,7 @@ class BlockingManifestFiles:
                 for extent in found.extents:
                     found.fill(extent, self._fetch(manifest_id, *extent))
             elif held.is_whole:
-                held = held.expand()
+                held = held.expand(node_id)
             else:
                 held = self._read_whole(manifest_id, size_bytes)
             self._cache.put(manifest_id, held, held.weight)

@@ -114,8 +114,9 @@ class PiecewiseManifest:
             raise FormatError(f"A {MANIFEST} has another size than it was said to have.")
         self._data[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
-    def expand(self) -> Manifest:
+    def expand(self, node_id: NodeId | None = None) -> Manifest:
         """As ``HeldManifest``, for whole manifests; this one never is."""
+        del node_id
         raise AssertionError("a manifest in pieces has no fuller form without its file")
 
 

@@ -78,8 +78,12 @@ class HeldManifest(Protocol):
         """
         ...
 
-    def expand(self) -> HeldManifest:
-        """Return the manifest in the next fuller form; it must be whole.
+    def expand(self, node_id: NodeId | None = None) -> HeldManifest:
+        """Return the manifest in the next fuller form, maybe this same object; it must be whole.
+
+        Args:
+            node_id: the array that `lookup` could not decide. The form decides all its chunks, or
+                the one after it does. If not given, the last form has the `columns`.
 
         Raises:
             FormatError: the manifest is damaged.

@@ -1,61 +1,76 @@
 """Manifests that are in memory whole and not decoded: as their file, or decompressed.
 
-Decoding a million references takes a good part of a second, and many readers want only a few of
-them, which bisection in the bytes finds. What it finds is right, since the coordinates are those
-asked for. That a chunk does not exist is certain only once the order of the references was checked,
-so that is never concluded here.
+Decoding a million references takes a good part of a second, and decoding sixty arrays takes longer
+than opening the repository, and many readers want only a few of them, which bisection in the bytes
+finds. What it finds is right, since node and coordinates are those asked for. That a chunk does not
+exist is certain only once the order of the references was checked, so that is never concluded
+without decoding its array.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
+from functools import cached_property
 from struct import Struct, unpack_from
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import FileType, may_cut_seconds, unpack
 from icechunk_async.format.flatbuffers.buffer import Buffer
-from icechunk_async.format.flatbuffers.reading import Tables
-from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.flatbuffers.checks import (
+    beyond_table,
+    lacking,
+    misaligned,
+    outside,
+    pointless,
+)
+from icechunk_async.format.flatbuffers.reading import Tables, Vectors
+from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND
 from icechunk_async.format.manifest.reading import (
     MAX_RANK,
+    beyond_objects,
+    decode_array,
     decode_manifest,
     decode_rows,
+    listed_twice,
     location_dictionary,
 )
+from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from icechunk_async.format.manifest.held import HeldManifest, Undecided
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
 
 __all__ = ["ManifestFile", "PackedManifest", "open_manifest"]
 
 _LARGE_BYTES: Final = 1 << 18
-"""Payloads from this size are decoded only once more than a few of their chunks are looked up."""
+"""Arrays in payloads from this size are decoded only once several of their chunks were looked up;
+those in smaller ones at the second lookup."""
 _PEEKS: Final = 16
-"""Lookups by bisection, after which decoding pays."""
-_U16, _U32, _I32 = Struct("<H"), Struct("<I"), Struct("<i")
-_MAX_ARRAYS: Final = 64
-"""Arrays that are looked through one by one; writers put one into a manifest."""
+"""Lookups by bisection in a large array, after which decoding pays."""
+_APART: Final = 8
+"""Arrays that are looked at one by one; decoding all takes little longer than that."""
+_MAX_SLOTS: Final = 9
+"""Fields of the tables of this format."""
+_MAX_VTABLES: Final = 64
+"""Files have fewer than this number, or a separate one for each table, and none is met again."""
+_U16, _U32, _I32, _U64 = Struct("<H"), Struct("<I"), Struct("<i"), Struct("<Q")
 
 
-def open_manifest(data: bytes | memoryview) -> Manifest | PackedManifest:
-    """Decompress the file of a manifest, and decode it if it is small.
+def open_manifest(data: bytes | memoryview) -> PackedManifest:
+    """Decompress the file of a manifest.
 
     Raises:
         UnsupportedSpecVersionError, FormatError: the file cannot be read.
     """
     payload = unpack(data, FileType.MANIFEST).payload
-    seconds_cut = may_cut_seconds(data)
-    if len(payload) >= _LARGE_BYTES:
-        return PackedManifest(payload, seconds_cut=seconds_cut)
-    return decode_manifest(payload, seconds_cut=seconds_cut)
+    return PackedManifest(payload, seconds_cut=may_cut_seconds(data))
 
 
 class ManifestFile:
@@ -85,13 +100,14 @@ class ManifestFile:
         del node_id, coords
         return EXPAND
 
-    def expand(self) -> HeldManifest:
+    def expand(self, node_id: NodeId | None = None) -> HeldManifest:
         """As ``HeldManifest``."""
+        del node_id
         return self._open(self._data)
 
 
 class PackedManifest:
-    """The FlatBuffer of a manifest, decompressed."""
+    """The FlatBuffer of a manifest, decompressed, and those arrays that were decoded."""
 
     is_whole = True
     columns = None
@@ -105,37 +121,57 @@ class PackedManifest:
         self._seconds_cut = seconds_cut
         self._buffer = payload if isinstance(payload, Buffer) else Buffer(payload)
         self._view = self._buffer.payload
-        root = Tables.root(self._buffer)
-        self.id = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
-        self.id_place = int(root.places(0, ManifestId.size_bytes, field="id")[0])
+        self._size = len(self._view)
+        self._vtables: dict[int, tuple[int, ...]] = {}
+        root = self._follow(0)
+        self.id_place = self._field(root, 0, ManifestId.size_bytes, required="id")
         """Where the id is in the payload."""
-        self._lookups = 0
-        self._dictionary = location_dictionary(root)
-        arrays = root.vector(1, 4, 4, required="arrays")
-        self._arrays: dict[bytes, tuple[int, int]] = {}  # where references begin, how many
-        if int(arrays.counts[0]) <= _MAX_ARRAYS:
-            tables = arrays.tables()
-            nodes = tables.struct(0, NodeId.size_bytes, field="node_id")
-            refs = tables.vector(1, 4, 4, required="refs")
-            places = zip(refs.starts.tolist(), refs.counts.tolist(), strict=True)
-            self._arrays = {node.tobytes(): it for node, it in zip(nodes, places, strict=True)}
+        self.id = ManifestId(self._bytes(self.id_place, ManifestId.size_bytes))
+        self._nodes = self._vector(root, 1, required="arrays")
+        self._places: dict[bytes, tuple[int, int]] = {}  # where references begin, how many
+        self._decoded: dict[bytes, dict[int, ChunkRefs]] = {}  # by array and rank
+        self._peeks: dict[bytes, int] = {}
+        self._most_peeks = _PEEKS if self._size >= _LARGE_BYTES else 1
 
     @property
     def weight(self) -> int:
         """As ``HeldManifest``."""
-        return len(self._view) // BYTES_PER_REF
+        decoded = sum(len(it) for ranks in self._decoded.values() for it in ranks.values())
+        return 1 + self._size // BYTES_PER_REF + decoded
 
-    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Undecided:
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Undecided | None:
         """As ``HeldManifest``: a few chunks that exist are found, then decoding pays."""
-        if self._lookups >= _PEEKS:
+        known = self._decoded.get(node_id)
+        if known is not None:
+            refs = known.get(len(coords))
+            if refs is None:
+                return None
+            row = refs.find(coords)
+            return None if row is None else refs.ref(row)
+        peeks = self._peeks.get(node_id, 0)
+        if peeks >= self._most_peeks or self._is_beyond(node_id):
             return EXPAND
-        self._lookups += 1
+        self._peeks[node_id] = peeks + 1
         found = self.find(node_id, coords)
         return EXPAND if found is None else found
 
-    def expand(self) -> Manifest:
-        """As ``HeldManifest``."""
-        return decode_manifest(self._view, seconds_cut=self._seconds_cut)
+    def expand(self, node_id: NodeId | None = None) -> Manifest | PackedManifest:
+        """As ``HeldManifest``: decode an array, or all if others were looked at already."""
+        is_only = self._nodes[1] == 1
+        if node_id is None or is_only or self._is_beyond(node_id) or not self._place(node_id)[1]:
+            return decode_manifest(self._view, seconds_cut=self._seconds_cut)
+        first, count = self._place(node_id)
+        vector = Vectors(self._buffer, np.array([first]), np.array([count]), 4)
+        vector.check_tables()
+        parts = decode_array(vector, self._dictionary)
+        if self._seconds_cut:
+            parts = [replace(refs, seconds_cut=True) for refs in parts]
+        self._decoded[node_id] = {refs.rank: refs for refs in parts}
+        return self
+
+    def _is_beyond(self, node_id: NodeId) -> bool:
+        """Return whether an array is one of too many to look at each alone."""
+        return len(self._peeks) >= _APART and node_id not in self._peeks
 
     def find(
         self, node_id: NodeId, coords: Coordinates, rows: range | None = None
@@ -153,16 +189,11 @@ class PackedManifest:
         Cost: about twenty tables are looked at in a manifest of a million.
         """
         entry = self.entry(node_id, coords, rows)
-        if entry is None:
-            return None
-        tables = Tables(self._buffer, np.array([self._follow(entry)], np.int64))
-        columns = np.array([coords], np.uint32).reshape(1, len(coords))
-        found = decode_rows(tables, columns, self._dictionary)
-        return replace(found, seconds_cut=self._seconds_cut).ref(0)
+        return None if entry is None else self._ref(self._follow(entry), coords)
 
     def entry(self, node_id: NodeId, coords: Coordinates, rows: range | None = None) -> int | None:
         """Return where the vector of references refers to a chunk; else as `find`."""
-        first, count = self._arrays.get(bytes(node_id), (0, 0))
+        first, count = self._place(node_id)
         low, high = (0, count) if rows is None else (rows.start, min(rows.stop, count))
         while low < high:
             middle = (low + high) // 2
@@ -175,30 +206,122 @@ class PackedManifest:
                 high = middle
         return None
 
+    def _place(self, node_id: NodeId) -> tuple[int, int]:
+        """Return where the references of an array begin, and how many there are.
+
+        None if the array was not found, whether or not it is there.
+
+        Raises:
+            FormatError: a table on the way is damaged, or the array is found twice.
+        """
+        known = self._places.get(node_id)
+        if known is not None:
+            return known
+        _, count = self._nodes
+        row = bisect_left(range(count), bytes(node_id), key=self._node)
+        if row == count or self._node(row) != node_id:
+            return 0, 0
+        if row + 1 < count and self._node(row + 1) == node_id:
+            raise listed_twice(self.id, node_id)
+        found = self._vector(self._array(row), 1, required="refs")
+        self._places[node_id] = found
+        return found
+
+    def _array(self, row: int) -> int:
+        """Return where the table of an array is."""
+        return self._follow(self._nodes[0] + 4 * row)
+
+    def _node(self, row: int) -> bytes:
+        """Read the id of an array."""
+        size = NodeId.size_bytes
+        return self._bytes(self._field(self._array(row), 0, size, required="node_id"), size)
+
+    def _ref(self, table: int, coords: Coordinates) -> ChunkRef | None:
+        """Read one reference as `decode_rows` does, of which virtual ones need most of the work."""
+        native = self._field(table, 4, ChunkId.size_bytes)
+        if native:
+            offset, length = self._number(table, 2), self._number(table, 3)
+            if offset + length >= 1 << 63:
+                raise beyond_objects()
+            return NativeChunk(ChunkId(self._bytes(native, ChunkId.size_bytes)), offset, length)
+        is_virtual = self._field(table, 5, 4) or self._field(table, 8, 4)
+        if not is_virtual and self._field(table, 1, 4):
+            start, size = self._vector(table, 1, item_size=1)
+            self._check(start, size)
+            return InlineChunk(self._view[start : start + size])
+        tables = Tables(self._buffer, np.array([table], np.int64))
+        columns = np.array([coords], np.uint32).reshape(1, len(coords))
+        found = decode_rows(tables, columns, self._dictionary)
+        return replace(found, seconds_cut=self._seconds_cut).ref(0)
+
+    @cached_property
+    def _dictionary(self) -> bytes | None:
+        return location_dictionary(Tables.root(self._buffer))
+
     def _coords(self, table: int) -> Coordinates:
         """Read the coordinates of a reference, its first field."""
-        vtable = table - self._word(_I32, table)
-        place = self._word(_U16, vtable + 4)
-        vector = self._follow(table + place)
-        count = self._word(_U32, vector)
+        first, count = self._vector(table, 0, required="index")
         if count > MAX_RANK:
-            raise _outside()
-        self._check(vector + 4, 4 * count)
-        return unpack_from(f"<{count}I", self._view, vector + 4)
+            raise outside()
+        self._check(first, 4 * count)
+        return unpack_from(f"<{count}I", self._view, first)
+
+    def _field(self, table: int, slot: int, size: int, *, required: str | None = None) -> int:
+        """Return where a field is; 0 if it is absent."""
+        vtable = self._vtable(table - self._word(_I32, table))
+        distance = vtable[slot + 2] if slot + 2 < len(vtable) else 0
+        if distance:
+            if distance + size > vtable[1]:
+                raise beyond_table()
+            return table + distance
+        if required is not None:
+            raise lacking(required)
+        return 0
+
+    def _vtable(self, place: int) -> tuple[int, ...]:
+        """Read its size, that of its tables, and how far into them each known field lies."""
+        known = self._vtables.get(place)
+        if known is None:
+            count = min(max(2, self._word(_U16, place) // 2), _MAX_SLOTS + 2)
+            self._check(place, 2 * count)
+            known = unpack_from(f"<{count}H", self._view, place)
+            if len(self._vtables) < _MAX_VTABLES:
+                self._vtables[place] = known
+        return known
+
+    def _number(self, table: int, slot: int) -> int:
+        place = self._field(table, slot, 8)
+        return self._word(_U64, place) if place else 0
+
+    def _vector(
+        self, table: int, slot: int, *, item_size: int = 4, required: str | None = None
+    ) -> tuple[int, int]:
+        """Return where the items of a vector begin, and how many there are; none is read yet."""
+        vector = self._follow(self._field(table, slot, 4, required=required))
+        count = self._word(_U32, vector)
+        self._check_inside(vector + 4, item_size * count)
+        return vector + 4, count
 
     def _follow(self, position: int) -> int:
-        return position + self._word(_U32, position)
+        distance = self._word(_U32, position)
+        if not distance:
+            raise pointless()
+        return position + distance
+
+    def _bytes(self, position: int, size: int) -> bytes:
+        self._check(position, size)
+        return bytes(self._view[position : position + size])
 
     def _word(self, kind: Struct, position: int) -> int:
         self._check(position, kind.size)
+        if position & (kind.size - 1):
+            raise misaligned()
         value: int = kind.unpack_from(self._view, position)[0]
         return value
 
-    def _check(self, position: int, size: int) -> None:
-        """Make sure that bytes are in the buffer before they are read."""
-        if not 0 <= position <= len(self._view) - size:
-            raise _outside()
+    def _check_inside(self, position: int, size: int) -> None:
+        if not 0 <= position <= self._size - size:
+            raise outside()
 
-
-def _outside() -> FormatError:
-    return FormatError("A FlatBuffer refers to bytes outside of itself.")
+    _check = _check_inside
+    """Make sure that bytes can be read before they are."""

@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     type Rows = npt.NDArray[np.int64] | slice
     """Indices in ascending order, or a slice: all rows."""
 
-__all__ = ["MAX_RANK", "Manifest", "Room", "decode_manifest", "decode_rows", "location_dictionary"]
+__all__ = [
+    "MAX_RANK",
+    "Manifest",
+    "Room",
+    "beyond_objects",
+    "decode_array",
+    "decode_manifest",
+    "decode_rows",
+    "listed_twice",
+    "location_dictionary",
+]
 
 _ZSTD: Final = 1
 MAX_RANK: Final = 64
@@ -78,8 +88,9 @@ class Manifest:
         row = refs.find(coords)
         return None if row is None else refs.ref(row)
 
-    def expand(self) -> Manifest:
+    def expand(self, node_id: NodeId | None = None) -> Manifest:
         """As ``HeldManifest``: there is no fuller form."""
+        del node_id
         return self
 
     def refs(self, node_id: NodeId, rank: int) -> ChunkRefs:
@@ -123,8 +134,8 @@ def decode_manifest(payload: bytes | memoryview, *, seconds_cut: bool = False) -
     for row in range(len(arrays)):
         node = NodeId(nodes[row].tobytes())
         if node in decoded:
-            raise FormatError(f"Manifest {identifier} lists the array {node} twice.")
-        parts = _decode_array(refs.row(row), dictionary) if together is None else [together[row]]
+            raise listed_twice(identifier, node)
+        parts = decode_array(refs.row(row), dictionary) if together is None else [together[row]]
         for plain in parts:
             found = replace(plain, seconds_cut=True) if seconds_cut else plain
             if decoded.setdefault(node, found) is not found:
@@ -139,7 +150,7 @@ def _decode_small_arrays(vectors: Vectors, dictionary: bytes | None) -> list[Chu
     such are read array by array.
 
     Raises:
-        FormatError: as `_decode_array`.
+        FormatError: as `decode_array`.
 
     Cost: ten microseconds for each array, a tenth of what it takes by itself.
     """
@@ -185,8 +196,16 @@ def _divided(refs: ChunkRefs, ends: list[int]) -> Iterator[ChunkRefs]:
         start = end
 
 
-def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
-    """Read the references of one array: those of each rank, the most common rank first."""
+def decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
+    """Read the references of one array: those of each rank, the most common rank first.
+
+    Args:
+        vector: the only row is their vector, checked by `Vectors.check_tables`.
+        dictionary: the `location_dictionary` of the file.
+
+    Raises:
+        FormatError: one of them is damaged, or they are not in order.
+    """
     blocks = list(vector.blocks(_BLOCK))
     room = _room(vector) if len(blocks) > 1 else None
     by_rank: dict[int, list[ChunkRefs]] = {}
@@ -358,7 +377,7 @@ def decode_rows(
         raise FormatError("A manifest has a chunk reference that refers to nothing.")
     offsets, lengths = tables.scalar(2, 8), tables.scalar(3, 8)
     if len(offsets) and int(offsets.max()) + int(lengths.max()) >= 1 << 63:
-        raise FormatError("A manifest has a chunk reference beyond any object's size.")
+        raise beyond_objects()
     objects = np.zeros(count, np.uint32)
     columns: dict[str, Any] = {}
 
@@ -386,6 +405,16 @@ def decode_rows(
     return ChunkRefs.build(
         coords, kinds, objects=objects, offsets=offsets, lengths=lengths, **columns
     )
+
+
+def beyond_objects() -> FormatError:
+    """Return the error for a chunk that ends where no object has bytes."""
+    return FormatError("A manifest has a chunk reference beyond any object's size.")
+
+
+def listed_twice(manifest_id: ManifestId, node_id: NodeId) -> FormatError:
+    """Return the error for two lists of references of one array."""
+    return FormatError(f"Manifest {manifest_id} lists the array {node_id} twice.")
 
 
 def _virtual(

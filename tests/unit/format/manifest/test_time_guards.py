@@ -8,6 +8,7 @@ from icechunk_async.format.envelope import FileType, pack, with_cut_seconds
 from icechunk_async.format.ids import ManifestId, NodeId
 from icechunk_async.format.manifest.held import Undecided
 from icechunk_async.format.manifest.packed import open_manifest
+from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, VirtualChunk
 from icechunk_async.format.manifest.writing import encode_manifest
 
@@ -46,8 +47,9 @@ def test_joined_references_keep_that_some_times_are_cut() -> None:
     """Which the file that they are written to has to say."""
     ref = VirtualChunk("file:///d/1", 0, 1, None, 1000)
     ours = ChunkRefs.from_mapping(1, {(1,): ref})
-    theirs = open_manifest(with_cut_seconds(file_of(1)))
-    cut = theirs.expand().refs(NODE, 1)
+    theirs = open_manifest(with_cut_seconds(file_of(1))).expand()
+    assert isinstance(theirs, Manifest)
+    cut = theirs.refs(NODE, 1)
     assert not ours.has_cut_seconds
     assert cut.has_cut_seconds
     assert ChunkRefs.concat([cut, ours]).sort().has_cut_seconds

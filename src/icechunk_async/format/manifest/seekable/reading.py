@@ -164,9 +164,10 @@ class _PartialManifest(PackedManifest):
         """Look at the root, which must be present."""
         self._partial = buffer
         super().__init__(buffer)
+        _ = self._dictionary  # near the root, and read in the same round
 
     def _check(self, position: int, size: int) -> None:
-        super()._check(position, size)
+        self._check_inside(position, size)
         self._partial.need(position, size)
 
 
@@ -226,8 +227,9 @@ class SeekableManifest:
     def _undecided(self, pieces: Iterable[int]) -> Undecided:
         return Undecided(tuple(self.extents(sorted(pieces))), self.fill)
 
-    def expand(self) -> SeekableManifest:
+    def expand(self, node_id: NodeId | None = None) -> SeekableManifest:
         """As ``HeldManifest``, for whole manifests; this one never is."""
+        del node_id
         raise AssertionError("a manifest in pieces has no fuller form without its file")
 
     @property
