@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import zarr
+from pyarrow import parquet
 
 from icechunk_async.spark.ingest.tasks import FileWork, ScanOptions, scan_files
 from icechunk_async.spark.shared import SharedRepository
+from icechunk_async.sync.xarray import open_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from icechunk_async.sync import ForkSession, Repository
+    from icechunk_async.arrow.datasets import ArrayFragment
+    from icechunk_async.sync import ForkSession, Repository, Session
 
-__all__ = ["compute", "compute_part", "leave", "scan_part", "warm"]
+__all__ = [
+    "compute",
+    "compute_part",
+    "leave",
+    "rows_of_fragment",
+    "rows_of_part",
+    "scan_part",
+    "values_of",
+    "warm",
+    "write_files",
+]
 
 
 def compute(block: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -37,6 +50,41 @@ def compute_part(fork: ForkSession, source: str, target: str, part: int, parts: 
     for start in range(part * size, read.shape[0], parts * size):
         write[start : start + size] = compute(read[start : start + size])
     return fork
+
+
+def rows_of_part(session: Session, part: int, parts: int) -> tuple[float, float]:
+    """Turn some days of `t` into rows; return the sum of its values, and that of its axes."""
+    arrays = open_dataset(session, chunks=None)[["t"]]
+    chunk = arrays["t"].encoding["preferred_chunks"]["day"]
+    chunks = -(-arrays.sizes["day"] // chunk)
+    start, stop = part * chunks // parts, (part + 1) * chunks // parts
+    frame = arrays.isel(day=slice(start * chunk, stop * chunk)).to_dataframe().reset_index()
+    return float(frame["t"].sum()), float((frame["day"] + frame["y"] + frame["x"]).sum())
+
+
+def rows_of_fragment(fragment: ArrayFragment) -> Any:
+    """Return the rows of a fragment of a dataset."""
+    return fragment.to_table().to_pandas()
+
+
+def values_of(files: Sequence[str], shape: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Return `t` of files of rows, which are sorted for it, in days of some shape."""
+    return _days(files, shape)[1]
+
+
+def write_files(fork: ForkSession, path: str, files: Sequence[str]) -> ForkSession:
+    """Write `t` of files, whose days follow each other, to an array."""
+    array: Any = zarr.open_array(fork.store, path=path, mode="r+")
+    first, values = _days(files, array.shape[1:])
+    array[first : first + len(values)] = values
+    return fork
+
+
+def _days(files: Sequence[str], shape: Sequence[int]) -> tuple[int, npt.NDArray[np.float32]]:
+    table: Any = cast("Any", parquet).read_table(list(files), columns=["day", "y", "x", "t"])
+    ordered = table.sort_by([(it, "ascending") for it in ("day", "y", "x")])
+    values = ordered.column("t").to_numpy().reshape(-1, *shape)
+    return ordered.column("day")[0].as_py(), values
 
 
 def scan_part(repository: Repository, files: Sequence[str]) -> int:
