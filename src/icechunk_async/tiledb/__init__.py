@@ -10,7 +10,8 @@ Format versions 4 to 22 are read, which TileDB 1.7 to 2.30 write among others.
 
 `write_virtual_array` makes a dense array a part of a repository, without copying it.
 
-`format` reads the files, without I/O; `arrays` loads them from storage; `zarr` gives them to Zarr.
+`format` reads the files, without I/O; `arrays` loads them from storage; `zarr` gives them to Zarr,
+and `dataset` sparse ones to programs that take datasets of pyarrow.
 Names are imported when they are used, so that importing this package takes no time.
 """
 

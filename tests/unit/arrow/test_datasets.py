@@ -22,6 +22,7 @@ from icechunk_async import arrow
 from icechunk_async.arrow import rows
 from icechunk_async.arrow.table import Cells
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError, NotFoundError
+from icechunk_async.sync import InvalidInputError as InputErrorOfSync
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import open_dataset, to_icechunk
@@ -457,6 +458,16 @@ def test_what_cannot_be_done_is_refused_with_advice(
     """In one sentence, before anything is read."""
     with pytest.raises(InvalidInputError, match=message):
         ask(arrow.dataset(repository))
+
+
+def test_errors_are_those_of_code_that_blocks(repository: Repository) -> None:
+    """Of the dataset and of its parts: programs may know only the official names."""
+    dataset = arrow.dataset(repository)
+    for part in (dataset, next(iter(dataset.get_fragments()))):
+        with pytest.raises(InputErrorOfSync):
+            part.to_table(columns=["nothing"])
+    with pytest.raises(InputErrorOfSync):
+        dataset.planned(pc.field("nothing") > 0)
 
 
 def test_damage_found_while_rows_are_read_shows_the_call_and_one_sentence(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_what_goes_around_its_methods_is_an_error(
 
 def test_every_public_method_of_pyarrow_is_accounted_for() -> None:
     """Those that read are replaced; a new one of pyarrow's fails here until it is looked at."""
-    from icechunk_async.sync.tiledb.dataset import TileDBDataset
+    from icechunk_async.tiledb.dataset import TileDBDataset
 
     replaced = {
         "count_rows", "filter", "get_fragments", "head", "replace_schema", "scanner", "take",

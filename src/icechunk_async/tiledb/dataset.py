@@ -1,12 +1,14 @@
 """Sparse TileDB arrays as datasets of pyarrow, for programs that take those.
 
 Scans of the array answer such programs: tiles that cannot hold rows of a filter are not read.
+pyarrow blocks, and so do these; `icechunk_async.sync.tiledb` makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import pyarrow.compute as pc
 
@@ -19,11 +21,10 @@ from icechunk_async.datasets.rows import (
     RowScanner,
     needed_by,
 )
-from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.queries.expressions import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -31,15 +32,12 @@ if TYPE_CHECKING:
     from icechunk_async.datasets.rows import Columns
     from icechunk_async.tiledb.arrays.sparse import Scan, ScanPart, SparseReader
 
+    type Errors = Callable[[], AbstractContextManager[None]]
+
 __all__ = ["TileDBDataset", "TileDBFragment"]
 
 _PART_BYTES: Final = 16 << 20
 """Bytes of the columns of a part, roughly."""
-
-
-def _run[T](work: Coroutine[Any, Any, T]) -> T:
-    with translated():
-        return run(work)
 
 
 class _Rows(RowReading):
@@ -50,9 +48,10 @@ class _Rows(RowReading):
 
     _reader: SparseReader
     _parts: tuple[ScanPart, ...] | None
+    _errors: Errors
 
     def _translated(self) -> AbstractContextManager[None]:
-        return translated()
+        return self._errors()
 
     def _scan(
         self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
@@ -62,13 +61,13 @@ class _Rows(RowReading):
         scan = reader.scan(names, expression)
         batches = self._batches(scan, batch_size or BATCH_ROWS)
         shown = columns if isinstance(columns, Mapping) else None
-        return RowScanner(scan.schema, batches, shown, translated=translated)
+        return RowScanner(scan.schema, batches, shown, translated=self._errors)
 
     def _batches(self, scan: Scan, most_rows: int) -> Generator[pa.RecordBatch]:
         """Iterate over rows; one part is in memory at a time."""
         parts = self._parts
-        for part in _run(scan.plan(part_bytes=_PART_BYTES)) if parts is None else parts:
-            batch = _run(scan.read(part))
+        for part in run(scan.plan(part_bytes=_PART_BYTES)) if parts is None else parts:
+            batch = run(scan.read(part))
             for start in range(0, batch.num_rows, most_rows):
                 yield batch.slice(start, most_rows)
 
@@ -89,9 +88,14 @@ class TileDBFragment(_Rows, RowFragment):
     """A part of a dataset, which can be read apart from the others. Made by `get_fragments`."""
 
     def __init__(
-        self, reader: SparseReader, part: ScanPart, expression: pc.Expression | None
+        self,
+        reader: SparseReader,
+        part: ScanPart,
+        expression: pc.Expression | None,
+        errors: Errors = nullcontext,
     ) -> None:
         """Keep the rows to read."""
+        self._errors = errors
         self._reader = reader
         self._parts = (part,)
         self._filter = expression
@@ -113,8 +117,14 @@ class TileDBDataset(_Rows, RowDataset):
     It is used inside of the ``with`` block that opened the array.
     """
 
-    def __init__(self, reader: SparseReader, expression: pc.Expression | None = None) -> None:
-        """Keep the rows to read."""
+    def __init__(
+        self,
+        reader: SparseReader,
+        expression: pc.Expression | None = None,
+        errors: Errors = nullcontext,
+    ) -> None:
+        """Keep the rows to read; ``errors`` makes a block that raises those callers expect."""
+        self._errors = errors
         super().__init__(reader.arrow_schema)
         self._reader = reader
         self._filter = expression
@@ -122,7 +132,7 @@ class TileDBDataset(_Rows, RowDataset):
 
     def filter(self, expression: pc.Expression) -> TileDBDataset:
         """Return a dataset of the rows that also pass an expression."""
-        return TileDBDataset(self._reader, joined(self._filter, expression))
+        return TileDBDataset(self._reader, joined(self._filter, expression), self._errors)
 
     def get_fragments(
         self,
@@ -133,11 +143,12 @@ class TileDBDataset(_Rows, RowDataset):
         Args:
             filter: only rows that pass.
         """
-        with translated():
+        with self._errors():
             scan = self._reader.scan(None, joined(self._filter, filter))
-        for part in _run(scan.plan(part_bytes=_PART_BYTES)):
+            parts = run(scan.plan(part_bytes=_PART_BYTES))
+        for part in parts:
             # Of rows that do not pass, a part may hold copies that tiles hide which are left out.
-            yield TileDBFragment(self._reader, part, scan.expression)
+            yield TileDBFragment(self._reader, part, scan.expression, self._errors)
 
     def __reduce__(self) -> NoReturn:
         """Raise `TypeError`: an open array stays in its process."""

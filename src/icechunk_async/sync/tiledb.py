@@ -1,4 +1,14 @@
-"""TileDB arrays and groups, and their use in repositories, for code that blocks."""
+"""TileDB arrays and groups, for code that blocks.
+
+The counterparts of `icechunk_async.tiledb`: what is awaited there returns here::
+
+    from icechunk_async.sync import tiledb
+
+    with tiledb.open_array("s3://bucket/array") as array:
+        values = array.read([slice(0, 100), slice(0, 100)], ["temperature"])
+
+Arrays and groups are used inside of the ``with`` block that opened them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage as AsyncStorage
     from icechunk_async.sync.repository import Repository
     from icechunk_async.sync.session import Session
-    from icechunk_async.sync.tiledb.dataset import TileDBDataset
+    from icechunk_async.tiledb.dataset import TileDBDataset
 
     type Location = str | os.PathLike[str] | Storage
     type Moment = int | datetime
@@ -104,6 +114,33 @@ def open_group(
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """A scan of a sparse array: some columns of the rows that pass a filter."""
+
+    native: tiledb.Scan
+    """The asynchronous scan."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the batches."""
+        return self.native.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Iterate over rows, a batch for each part of the array that has any.
+
+        While a batch is used, the next one is not read. Memory: one part.
+        """
+        for part in _run(self.native.plan()):
+            batch = _run(self.native.read(part))
+            if batch.num_rows:
+                yield batch
+
+    def to_table(self) -> pa.Table:
+        """Return all rows. Memory: the rows, and a part."""
+        return _run(self.native.to_table())
+
+
+@dataclass(frozen=True, slots=True)
 class TileDBArray:
     """A TileDB array, seen in a range of times. Made by `open_array`.
 
@@ -166,9 +203,9 @@ class TileDBArray:
         """
         reader = _run(self.native.sparse_reader())
         # Imported late: needs Arrow, which takes a second and is optional.
-        from icechunk_async.sync.tiledb.dataset import TileDBDataset  # noqa: PLC0415
+        from icechunk_async.tiledb.dataset import TileDBDataset  # noqa: PLC0415
 
-        return TileDBDataset(reader)
+        return TileDBDataset(reader, errors=translated)
 
     def enumerations(self) -> dict[str, tiledb.Enumeration]:
         """Return the enumeration of each attribute that has one, by the attribute's name."""
@@ -181,33 +218,6 @@ class TileDBArray:
     def metadata(self) -> dict[str, tiledb.MetadataValue]:
         """Return the key-value metadata of the array at this time."""
         return _run(self.native.metadata())
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """A scan of a sparse array: some columns of the rows that pass a filter."""
-
-    native: tiledb.Scan
-    """The asynchronous scan."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the batches."""
-        return self.native.schema
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Iterate over rows, a batch for each part of the array that has any.
-
-        While a batch is used, the next one is not read. Memory: one part.
-        """
-        for part in _run(self.native.plan()):
-            batch = _run(self.native.read(part))
-            if batch.num_rows:
-                yield batch
-
-    def to_table(self) -> pa.Table:
-        """Return all rows. Memory: the rows, and a part."""
-        return _run(self.native.to_table())
 
 
 @dataclass(frozen=True, slots=True)
