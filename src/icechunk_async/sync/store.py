@@ -276,6 +276,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         except IcechunkError as error:
             raise caught(error)  # noqa: B904 -- it has its cause
 
+    read_chunks = _same(AsyncStore.read_chunks)
     get_partial_values = _same(AsyncStore.get_partial_values)
 
     async def exists(self, key: str) -> bool:

