@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUSED",
+    "ICECHUNK",
     "PACKAGES",
     "PREFIX",
     "SOURCE",
@@ -44,6 +45,7 @@ PREFIX: Final = f"file://{SOURCE}/"
 """Of the container of virtual chunks."""
 PACKAGES: Final[dict[str, Any]] = {"ours": icechunk_async.sync, "official": icechunk}
 FUSED: Final = "zarr.core.codec_pipeline.FusedCodecPipeline"
+ICECHUNK: Final = "icechunk_async.codec_pipeline.IcechunkCodecPipeline"
 
 
 class IdleStore(MemoryStore):
@@ -181,7 +183,10 @@ def numbers(count: int, chunk_bytes: int) -> np.ndarray[Any, np.dtype[np.float64
 
 @contextmanager
 def pipeline(name: str) -> Iterator[None]:
-    """Let zarr use its ``default`` or its ``fused`` pipeline of codecs."""
-    settings = {"codec_pipeline.path": FUSED} if name == "fused" else {}
-    with zarr.config.set(settings):
+    """Let zarr use its ``default`` or its ``fused`` pipeline of codecs, or ``icechunk``, ours.
+
+    Other stores than ours are used by the fused pipeline then.
+    """
+    paths = {"fused": FUSED, "icechunk": ICECHUNK}
+    with zarr.config.set({"codec_pipeline.path": paths[name]} if name in paths else {}):
         yield

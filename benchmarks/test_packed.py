@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+import tensorstore
 import zarr
 
 from benchmarks.peers import IdleStore, chunked, create, numbers, pipeline
 from benchmarks.results import ZARR_ALONE
 from benchmarks.s3_peers import BUCKET, blocking_storage, s3_options
+from benchmarks.tensorstores import tensorstore_array
 from icechunk_async import Packing, Repository
 
 if TYPE_CHECKING:
@@ -56,12 +58,20 @@ def _write_official(storage: Any, data: Any) -> None:
     session.commit("filled")
 
 
+def _write_ocdbt(directory: str, data: Any) -> None:
+    """Write to TensorStore's database, which packs chunks, in one transaction."""
+    array = tensorstore_array("ocdbt", directory, len(data) * 8 // CHUNK_BYTES, CHUNK_BYTES)
+    transaction = tensorstore.Transaction()
+    array.with_transaction(transaction).write(data).result()
+    transaction.commit_async().result()
+
+
 def _write_nowhere(data: Any) -> None:
     store = IdleStore(CHUNK_BYTES)
     chunked(store, len(data) * 8 // CHUNK_BYTES, CHUNK_BYTES)[:] = data
 
 
-@pytest.mark.parametrize("codecs", ["default", "fused"])
+@pytest.mark.parametrize("codecs", ["default", "fused", "icechunk"])
 def test_local(contest: Contest, tmp_path: Path, attic: Attic, codecs: str) -> None:
     """On the local disk."""
     count = contest.pick(50, 10_000)
@@ -82,11 +92,12 @@ def test_local(contest: Contest, tmp_path: Path, attic: Attic, codecs: str) -> N
                 "ours": ours(Packing()),
                 UNPACKED: ours(Packing.off()),
                 "official": lambda directory: _write_official(directory, data),
+                "tensorstore ocdbt": lambda directory: _write_ocdbt(directory, data),
                 ZARR_ALONE: lambda _: _write_nowhere(data),
             },
             rounds=3,
             setup=fresh,
-            targets={"official": 5},
+            targets={"official": 5, **({"tensorstore ocdbt": 0.5} if codecs == "icechunk" else {})},
         )
     objects = len(list((tmp_path / "ours" / "chunks").iterdir()))
     assert objects <= MOST_OBJECTS
@@ -98,7 +109,8 @@ def test_local(contest: Contest, tmp_path: Path, attic: Attic, codecs: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("codecs", "concurrency"), [("default", 10), ("default", 64), ("fused", 64)]
+    ("codecs", "concurrency"),
+    [("default", 10), ("default", 64), ("fused", 64), ("icechunk", 10)],
 )
 def test_far(contest: Contest, s3: S3Server, codecs: str, concurrency: int) -> None:
     """On S3, 20 ms away, with Zarr's default number of concurrent chunks, or more."""

@@ -69,7 +69,7 @@ def _copying(data: np.ndarray[Any, Any]) -> Callable[[], object]:
     return data.copy
 
 
-@pytest.mark.parametrize("codecs", ["default", "fused"])
+@pytest.mark.parametrize("codecs", ["default", "fused", "icechunk"])
 @pytest.mark.parametrize(
     ("count", "chunk_bytes", "targets"),
     [(5000, 10_000, (4, 8)), (256, 2**20, (3, 10)), (20_000, 400, (1.6, 3))],
@@ -95,10 +95,12 @@ def test_read(
         idle = chunked(IdleStore(chunk_bytes), chunks, chunk_bytes)
         alone = _reading(ZARR_ALONE, idle)
         size = "400 B, inline" if inline else "10 KB" if chunk_bytes < LARGE else "1 MB"
-        fused = codecs == "fused"
+        fused = codecs != "default"
         wanted = {"official": targets[fused]}
         if fused and not inline:
             wanted["zarr LocalStore"] = 1
+        if codecs == "icechunk" and chunk_bytes == 10_000:
+            wanted["tensorstore zarr3"] = 0.5
         contest.race(
             f"zarr: read {chunks:,} chunks of {size}, {codecs} pipeline",
             {**work, ZARR_ALONE: alone, FLOOR: _copying(expected)},

@@ -45,7 +45,7 @@ def _write_files(data: np.ndarray[Any, Any], file_bytes: int, directory: str) ->
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("codecs", ["default", "fused"])
+@pytest.mark.parametrize("codecs", ["default", "fused", "icechunk"])
 @pytest.mark.parametrize(
     ("count", "chunk_bytes", "target"),
     [(10_000, 10_000, 1.2), (1000, 2**20, 1.0), (20_000, 400, None)],

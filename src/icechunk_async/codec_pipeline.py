@@ -1,8 +1,8 @@
-"""Read many small chunks with one call to the store, instead of one call for each.
+"""Read and write many small chunks with one call to the store, instead of one call for each.
 
 Zarr asks the store of an array for one chunk at a time. For chunks of some kilobytes that takes far
-longer than reading them. `IcechunkCodecPipeline` hands all chunks of a selection to this library's
-stores at once:
+longer than reading or writing them. `IcechunkCodecPipeline` hands all chunks of a selection to the
+store at once:
 
     zarr.config.set({"codec_pipeline.path": "icechunk_async.codec_pipeline.IcechunkCodecPipeline"})
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 from zarr.codecs import BytesCodec
-from zarr.core.chunk_utils import decode_and_scatter_chunk
+from zarr.core.chunk_utils import decode_and_scatter_chunk, merge_and_encode_chunk
 from zarr.core.codec_pipeline import FusedCodecPipeline
 from zarr.storage import StorePath
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from zarr.abc.codec import GetResult
     from zarr.abc.store import ByteGetter
     from zarr.core.array_spec import ArraySpec
-    from zarr.core.buffer import NDBuffer
+    from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.indexing import SelectorTuple
 
     type Part = tuple[ByteGetter, ArraySpec, SelectorTuple, SelectorTuple, bool]
     """Where a chunk is, its form, which part of it is wanted, where that goes, and whether it is
     all of the chunk."""
 
-__all__ = ["IcechunkCodecPipeline", "ReadsManyChunks"]
+__all__ = ["HasManyChunks", "IcechunkCodecPipeline"]
 
 _PLAIN_KINDS: Final = "biufc"
 """Truth values and numbers, which are stored as they are in memory but for the order of bytes."""
 
 
-class ReadsManyChunks(Protocol):
+class HasManyChunks(Protocol):
     """The part of this library's stores that the pipeline uses."""
 
     async def read_chunks(
@@ -61,14 +61,31 @@ class ReadsManyChunks(Protocol):
         """
         ...
 
+    async def write_chunks(
+        self,
+        keys: Sequence[str],
+        make: Callable[[int], bytes | memoryview | None],
+        *,
+        chunk_bytes: int,
+    ) -> None:
+        """Write chunks of one array, several at a time.
+
+        Args:
+            keys: as for `read_chunks`.
+            make: called once for each, with its index, on any thread; returns its bytes, or None
+                to delete it.
+            chunk_bytes: as for `read_chunks`.
+        """
+        ...
+
 
 class IcechunkCodecPipeline(FusedCodecPipeline):
-    """Zarr's fused pipeline, which reads all chunks of a selection with one call to the store.
+    """Zarr's fused pipeline, which reads or writes many chunks with one call to the store.
 
-    Other stores, sharded arrays, and codecs that only work on an event loop are read as by
-    `FusedCodecPipeline`, and so is everything written.
+    Other stores, sharded arrays, codecs that only work on an event loop, and chunks of which only
+    a part is written are left to `FusedCodecPipeline`.
 
-    Memory: besides the result, 64 MB of chunks or as many as ``async.concurrency`` allows.
+    Memory: besides the array, 64 MB of chunks, or as many as ``async.concurrency`` allows.
     """
 
     async def read(
@@ -82,25 +99,107 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
         Cancellation: ``out`` is partly filled. Cost: see ``IcechunkStore.read_chunks``.
         """
         batch = list(batch_info)
-        store = self._store_of_many(batch)
+        store = None if self.supports_partial_decode else self._store_of(batch)
         if store is None:
             return await super().read(batch, out, drop_axes)
-        target = _Target(self, batch, out, drop_axes)
-        keys = [cast("StorePath", part[0]).path for part in batch]
-        await store.read_chunks(keys, target.take, chunk_bytes=_size_of(batch[0][1]))
-        return tuple(cast("list[GetResult]", target.results))
+        reading = _Reading(self, batch, out, drop_axes)
+        await store.read_chunks(_keys(batch), reading.take, chunk_bytes=reading.form.size)
+        return tuple(cast("list[GetResult]", reading.results))
 
-    def _store_of_many(self, batch: list[Part]) -> ReadsManyChunks | None:
-        """Return the store if it can read these chunks with one call."""
-        if len(batch) < 2 or self.sync_transform is None or self.supports_partial_decode:
+    async def write(
+        self, batch_info: Iterable[Part], value: NDBuffer, drop_axes: tuple[int, ...] = ()
+    ) -> None:
+        """Encode and write the chunks of ``value``; those of fill values are deleted.
+
+        Raises:
+            What the store and the codecs raise; some chunks are then written.
+
+        Cancellation: some chunks are written. Cost: see ``IcechunkStore.write_chunks``.
+        """
+        batch = list(batch_info)
+        whole = [part for part in batch if part[4]]
+        store = None if self.supports_partial_encode else self._store_of(whole)
+        if store is None:
+            await super().write(batch, value, drop_axes)
+            return
+        writing = _Writing(self, whole, value, drop_axes)
+        await store.write_chunks(_keys(whole), writing.make, chunk_bytes=writing.form.size)
+        if len(whole) < len(batch):
+            await super().write([part for part in batch if not part[4]], value, drop_axes)
+
+    def _store_of(self, batch: list[Part]) -> HasManyChunks | None:
+        """Return the store if it can read and write these chunks with one call."""
+        if len(batch) < 2 or self.sync_transform is None:
             return None
-        getter = batch[0][0]
-        store = getter.store if isinstance(getter, StorePath) else None
-        return cast("ReadsManyChunks", store) if hasattr(store, "read_chunks") else None
+        place = batch[0][0]
+        store = place.store if isinstance(place, StorePath) else None
+        return cast("HasManyChunks", store) if hasattr(store, "read_chunks") else None
 
 
-class _Target:
-    """Where the chunks of one selection go. Usable from any thread."""
+def _keys(batch: list[Part]) -> list[str]:
+    return [cast("StorePath", part[0]).path for part in batch]
+
+
+class _Form:
+    """How the chunks of one array are stored."""
+
+    def __init__(self, pipeline: IcechunkCodecPipeline, spec: ArraySpec, array: NDBuffer) -> None:
+        """Look at the codecs of an array, and at what is read into, or written from."""
+        assert pipeline.sync_transform is not None
+        self.codecs = pipeline.sync_transform
+        self.spec = spec
+        dtype = spec.dtype.to_native_dtype()
+        self.size = prod(spec.shape) * dtype.itemsize
+        """Bytes of a chunk that is not compressed, as far as the data type tells."""
+        self._compressors = cast("tuple[Any, ...]", pipeline.bytes_bytes_codecs)
+        values = array.as_ndarray_like()
+        self.array = cast("npt.NDArray[Any]", values)
+        self.stored: np.dtype[Any] | None = None
+        """The data type of stored numbers, if chunks are nothing but numbers."""
+        codec = pipeline.array_bytes_codec
+        if (
+            not pipeline.array_array_codecs
+            and type(codec) is BytesCodec
+            and dtype.kind in _PLAIN_KINDS
+            and type(values) is np.ndarray
+            and values.dtype == dtype
+        ):
+            endian = getattr(codec.endian, "value", codec.endian)
+            self.stored = dtype if endian is None else dtype.newbyteorder(cast("Any", endian))
+
+    def decompress(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Return the bytes of numbers."""
+        if not self._compressors:
+            return data
+        buffer = self.buffer(data)
+        for codec in reversed(self._compressors):
+            buffer = codec._decode_sync(buffer, self.spec)  # noqa: SLF001 -- waits for nothing
+        return memoryview(buffer.as_numpy_array())
+
+    def compress(self, numbers: npt.NDArray[Any]) -> memoryview | None:
+        """Return the bytes to store for numbers that follow one another in memory."""
+        if not self._compressors:
+            return memoryview(numbers.reshape(-1).view("u1"))
+        buffer: Buffer | None = self.spec.prototype.buffer.from_array_like(
+            cast("Any", numbers.reshape(-1).view("u1"))
+        )
+        for codec in self._compressors:
+            buffer = codec._encode_sync(buffer, self.spec)  # noqa: SLF001 -- waits for nothing
+            if buffer is None:
+                return None
+        return _view(cast("Buffer", buffer))
+
+    def buffer(self, data: bytes | memoryview) -> Buffer:
+        """Return bytes as the array's codecs take them."""
+        return self.spec.prototype.buffer.from_bytes(cast("bytes", data))
+
+
+def _view(buffer: Buffer) -> memoryview:
+    return memoryview(buffer.as_numpy_array()).cast("B")
+
+
+class _Reading:
+    """Decodes the chunks of one selection into an array. Usable from any thread."""
 
     def __init__(
         self,
@@ -109,69 +208,79 @@ class _Target:
         out: NDBuffer,
         drop_axes: tuple[int, ...],
     ) -> None:
-        assert pipeline.sync_transform is not None
+        self.form = _Form(pipeline, batch[0][1], out)
         self.results: list[GetResult | None] = [None] * len(batch)
         self._batch = batch
         self._out = out
         self._drop_axes = drop_axes
-        self._decode = pipeline.sync_transform.decode_chunk
-        self._compressors = cast("tuple[Any, ...]", pipeline.bytes_bytes_codecs)[::-1]
-        self._spec = batch[0][1]
-        array = out.as_ndarray_like()
-        self._array = cast("npt.NDArray[Any]", array)
-        self._stored = _stored_as(pipeline, self._spec, array)
-        """The data type of stored numbers, if chunks are nothing but numbers; else None."""
-        self._shape = self._spec.shape
-        self._size = _size_of(self._spec)
 
     def take(self, index: int, data: bytes | memoryview | None) -> None:
         """Decode a chunk, and copy the part of it that is wanted."""
         _, spec, selection, target, _ = self._batch[index]
-        if data is not None and self._stored is not None and spec is self._spec:
-            raw = self._decompress(data) if self._compressors else data
-            if len(raw) == self._size:
-                values = np.frombuffer(raw, self._stored).reshape(self._shape)[selection]
+        form = self.form
+        if data is not None and form.stored is not None and spec is form.spec:
+            raw = form.decompress(data)
+            if len(raw) == form.size:
+                values = np.frombuffer(raw, form.stored).reshape(spec.shape)[selection]
                 if self._drop_axes:
                     values = values.squeeze(self._drop_axes)
-                self._array[target] = values
+                form.array[target] = values
                 self.results[index] = {"status": "present"}
                 return  # else Zarr says what is wrong
-        buffer = None if data is None else spec.prototype.buffer.from_bytes(data)
         self.results[index] = decode_and_scatter_chunk(
-            buffer,
+            None if data is None else form.buffer(data),
             self._out,
             chunk_spec=spec,
             chunk_selection=selection,
             out_selection=target,
             drop_axes=self._drop_axes,
-            decode=self._decode,
+            decode=form.codecs.decode_chunk,
         )
 
-    def _decompress(self, data: bytes | memoryview) -> memoryview:
-        buffer = self._spec.prototype.buffer.from_bytes(cast("bytes", data))
-        for codec in self._compressors:
-            buffer = codec._decode_sync(buffer, self._spec)  # noqa: SLF001 -- the only one that waits for nothing
-        return memoryview(buffer.as_numpy_array())
+
+class _Writing:
+    """Encodes whole chunks from the parts of an array. Usable from any thread."""
+
+    def __init__(
+        self,
+        pipeline: IcechunkCodecPipeline,
+        batch: list[Part],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...],
+    ) -> None:
+        self.form = _Form(pipeline, batch[0][1], value)
+        self._batch = batch
+        self._value = value
+        self._drop_axes = drop_axes
+
+    def make(self, index: int) -> memoryview | None:
+        """Return the bytes of a chunk, or None if it has nothing but fill values."""
+        _, spec, selection, target, _ = self._batch[index]
+        form = self.form
+        if form.stored is not None and spec is form.spec and form.array.shape:
+            part = form.array[target]
+            if part.shape == spec.shape and _differs(part, spec):
+                return form.compress(np.ascontiguousarray(part, form.stored))
+        encoded = merge_and_encode_chunk(
+            None,
+            self._value,
+            chunk_spec=spec,
+            chunk_selection=selection,
+            out_selection=target,
+            is_complete=True,
+            drop_axes=self._drop_axes,
+            decode=form.codecs.decode_chunk,
+            encode=form.codecs.encode_chunk,
+        )
+        return None if encoded is None else _view(encoded)
 
 
-def _size_of(spec: ArraySpec) -> int:
-    """Return the bytes of a decoded chunk, as far as its data type tells."""
-    return prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
+def _differs(part: npt.NDArray[Any], spec: ArraySpec) -> bool:
+    """Return whether the first number shows that a chunk has not only fill values.
 
-
-def _stored_as(
-    pipeline: IcechunkCodecPipeline, spec: ArraySpec, array: object
-) -> np.dtype[Any] | None:
-    """Return the data type of stored numbers; None if chunks hold or become something else."""
-    dtype = spec.dtype.to_native_dtype()
-    codec = pipeline.array_bytes_codec
-    if (
-        pipeline.array_array_codecs
-        or type(codec) is not BytesCodec
-        or dtype.kind not in _PLAIN_KINDS
-        or type(array) is not np.ndarray
-        or array.dtype != dtype
-    ):
-        return None
-    endian = getattr(codec.endian, "value", codec.endian)
-    return dtype if endian is None else dtype.newbyteorder(cast("Any", endian))
+    False also where Zarr has to look at all of them: NaN may be the fill value.
+    """
+    if spec.config.write_empty_chunks:
+        return True
+    first = part.item(0)
+    return first == first and first != spec.fill_value  # noqa: PLR0124 -- NaN is not

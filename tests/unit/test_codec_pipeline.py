@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -19,14 +20,14 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, TransposeCodec, Zst
 from zarr.errors import ChunkNotFoundError
 from zarr.storage import LoggingStore
 
-from icechunk_async import Repository
+from icechunk_async import Packing, Repository
 from icechunk_async.errors import FormatError
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import IcechunkError
 from icechunk_async.sync import Repository as BlockingRepository
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.zarr import many
-from tests.helpers import cancelled_when, examples, memory_url
+from tests.helpers import cancelled_when, examples, memory_url, read
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -72,7 +73,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "big-endian": {"serializer": BytesCodec(endian="big"), "compressors": None},
     "sharded": {"shards": (6, 4)},
 }
-TYPES = ["f4", "i2", "u1", "?", "c8", ">i4", "M8[s]", "<U3"]
+TYPES = ["f4", "i2", "?", "u1", "c8", "<U3", ">i4", "M8[s]"]
 SELECTIONS: dict[str, Callable[[AsyncArray[Any]], Any]] = {
     "all": lambda it: it.getitem(slice(None)),
     "steps": lambda it: it.getitem((slice(1, None, 3), slice(0, 6, 2))),
@@ -120,6 +121,90 @@ async def test_random_slices_are_those_of_numpy(data: st.DataObject) -> None:
 
 def _index(size: int) -> st.SearchStrategy[int]:
     return st.integers(0, size - 1)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["without empty chunks", "with empty chunks"])
+@pytest.mark.parametrize("codecs", CODECS)
+@pytest.mark.parametrize("dtype", TYPES[::2])
+async def test_what_is_written_is_what_zarr_writes(
+    session: Session, dtype: str, codecs: str, *, empty: bool
+) -> None:
+    """Byte by byte, also where chunks are written in part, have only fill values, or both."""
+    values = (np.arange(70).reshape(10, 7) * 7 % 11).astype("i8")
+    values[:3, :2] = values[6:9, 4:6] = 0
+    values = values.astype(dtype) if dtype != "M8[s]" else values.view(dtype)
+    fill = values[0, 0]
+    how: dict[str, Any] = {"chunks": (3, 2), "fill_value": fill, **CODECS[codecs]}
+    for name, pipeline in (("ours", OURS), ("zarrs", ZARRS)):
+        with zarr.config.set({"codec_pipeline.path": pipeline, "array.write_empty_chunks": empty}):
+            array = await zarr_async.create_array(
+                session.store, name=name, shape=values.shape, dtype=values.dtype, **how
+            )
+        await array.setitem(slice(None), values)
+        await array.setitem((slice(2, 9), slice(1, 7)), values[1:8, :6])
+        await array.setitem((4, slice(None)), values[0])
+        await array.setitem((slice(6, 10), slice(None)), fill)
+        await array.setitem((slice(None), slice(2, 4)), np.asfortranarray(values[:, :2]))
+    stored = {key: await read(session, key) async for key in session.store.list_prefix("zarrs/c")}
+    ours = {key: await read(session, key) async for key in session.store.list_prefix("ours/c")}
+    assert ours == {key.replace("zarrs", "ours"): data for key, data in stored.items()}
+    assert 0 < len(stored) <= 16
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("nan")])
+@pytest.mark.parametrize("fill", [0.0, -0.0, float("nan")])
+async def test_zeros_and_missing_values_are_fill_values_where_zarr_says_so(
+    session: Session, value: float, fill: float
+) -> None:
+    """Zero has a sign, and NaN is not equal to itself."""
+    values = np.full((4, 2), value)
+    values[2:] = [1, value]
+    for name, pipeline in (("ours", OURS), ("zarrs", ZARRS)):
+        with zarr.config.set({"codec_pipeline.path": pipeline}):
+            array = await zarr_async.create_array(
+                session.store, name=name, shape=(4, 2), chunks=(1, 2), dtype="f8", fill_value=fill
+            )
+        await array.setitem(slice(None), values)
+    ours = [key async for key in session.store.list_prefix("ours/c")]
+    zarrs = [key async for key in session.store.list_prefix("zarrs/c")]
+    assert ours == [key.replace("zarrs", "ours") for key in zarrs]
+
+
+@pytest.mark.parametrize("length", [10, 1000], ids=["inline", "objects"])
+async def test_an_array_can_be_changed_once_it_is_written(session: Session, length: int) -> None:
+    """The session keeps none of its memory."""
+    values = np.ones((4, length))
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        await _created(session, values, chunks=(1, length), compressors=None)
+    values[:] = 2
+    array = await _opened(session)
+    assert np.array_equal(await array.getitem(slice(None)), np.ones((4, length)))
+
+
+async def test_packed_chunks_and_statistics_are_written_as_by_zarr(tmp_path: Path) -> None:
+    """Chunks share objects, and their statistics answer without reading them."""
+    async with Repository.create(tmp_path.as_uri(), packing=Packing()) as repository:
+        session = await repository.writable_session("main")
+        values = np.random.default_rng(0).random((200, 100))
+        with zarr.config.set({"codec_pipeline.path": OURS}):
+            await _created(session, values, chunks=(1, 100), compressors=None)
+            await session.commit("written")
+        assert len(list((tmp_path / "chunks").iterdir())) == 1
+        session = await repository.readonly_session("main")
+        assert np.array_equal(await (await _opened(session)).getitem(slice(None)), values)
+
+
+async def test_a_session_that_reads_refuses_to_write(session: Session) -> None:
+    """Nothing is written, and the error is the one of a single chunk."""
+    values = np.arange(12).reshape(6, 2)
+    await _created(session, values, chunks=(1, 2))
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        array = await zarr_async.open_array(store=session.store, path="a", mode="r+")
+    await session.commit("written")
+    with pytest.raises(ValueError, match="read-only") as one:
+        await session.store.set("a/c/0/0", zarr.core.buffer.cpu.Buffer.from_bytes(b"x"))
+    with pytest.raises(type(one.value), match=re.escape(str(one.value))):
+        await array.setitem(slice(None), values)
 
 
 async def test_an_array_in_fortran_order_is_read(session: Session) -> None:
@@ -172,15 +257,16 @@ def test_the_blocking_facade_reads_by_it_and_raises_its_own_errors(
     with zarr.config.set({"codec_pipeline.path": OURS}):
         array = zarr.create_array(session.store, name="a", data=values, chunks=(1, 500))
     calls: list[int] = []
-    original = many.read_here
+    original = many.on_threads
 
-    async def counted(chunks: Any, path: str, coords: Any, *args: Any, **more: Any) -> None:
-        calls.append(len(coords))
-        await original(chunks, path, coords, *args, **more)
+    async def counted(work: Any, count: int, **more: Any) -> None:
+        calls.append(count)
+        await original(work, count, **more)
 
-    monkeypatch.setattr(many, "read_here", counted)
+    monkeypatch.setattr(many, "on_threads", counted)
     assert np.array_equal(array[1:], values[1:])
-    assert calls == [5]
+    array[2:] = values[2:]
+    assert calls == [5, 4]
     os.unlink(next((tmp_path / "chunks").iterdir()))  # noqa: PTH108 -- any
     with pytest.raises(IcechunkError, match="missing"):
         array[:]
@@ -248,56 +334,37 @@ async def test_many_requests_are_under_way_at_once() -> None:
                 assert peak == zarr.config.get("async.concurrency")
 
 
-class _Disk:
-    """Chunks on a disk that has, or has not, to be waited for."""
+async def _threads_of(*, waits: bool, chunk_bytes: int) -> set[int]:
+    """Work on a thousand chunks; return the threads that did it."""
+    done: list[int] = []
+    threads: set[int] = set()
 
-    def __init__(self, *, waits: bool) -> None:
-        self.threads: set[int] = set()
-        self._waits = waits
+    def work(index: int) -> None:
+        threads.add(threading.get_ident())
+        done.append(index)
+        if waits:
+            time.sleep(0.0002)  # as for a disk
 
-    def read(self, _: str, coords: tuple[int, ...]) -> bytes:
-        self.threads.add(threading.get_ident())
-        if self._waits:
-            time.sleep(0.0002)  # as a disk that has to be asked
-        return bytes(coords)
-
-
-async def _taken(disk: _Disk, count: int, chunk_bytes: int) -> list[bytes]:
-    found: dict[int, Any] = {}
-    await many.read_here(
-        cast("Any", disk),
-        "/a",
-        [(it % 256,) for it in range(count)],
-        found.__setitem__,
-        chunk_bytes=chunk_bytes,
-    )
-    return [found[it] for it in range(count)]
+    await many.on_threads(work, 1000, chunk_bytes=chunk_bytes)
+    assert sorted(done) == list(range(1000))
+    return threads
 
 
-@pytest.mark.parametrize(
-    ("waits", "chunk_bytes", "one"),
-    [(False, 10_000, True), (True, 10_000, False), (False, 1_000_000, False)],
-    ids=["small chunks in memory", "small chunks on a disk", "large chunks"],
-)
-async def test_threads_share_the_work_where_that_is_quicker(
-    *, waits: bool, chunk_bytes: int, one: bool
-) -> None:
-    """Small chunks in the cache of the system are read by one thread at a time."""
-    disk = _Disk(waits=waits)
-    assert await _taken(disk, 1000, chunk_bytes) == [bytes([it % 256]) for it in range(1000)]
-    assert (len(disk.threads) == 1) is one
+async def test_small_chunks_in_memory_are_left_to_one_thread() -> None:
+    """Several would wait for each other."""
+    assert len(await _threads_of(waits=False, chunk_bytes=10_000)) == 1
+
+
+async def test_threads_share_chunks_that_a_disk_is_waited_for_and_large_ones() -> None:
+    """There the interpreter is free meanwhile."""
+    assert len(await _threads_of(waits=True, chunk_bytes=10_000)) > 1
+    assert len(await _threads_of(waits=True, chunk_bytes=1_000_000)) > 1
 
 
 @pytest.mark.parametrize("chunk_bytes", [10_000, 1_000_000])
-async def test_reading_can_be_cancelled(chunk_bytes: int) -> None:
-    """After the chunks that are being read."""
-    taken: list[int] = []
-    reading = many.read_here(
-        cast("Any", _Disk(waits=False)),
-        "/a",
-        [(0,)] * 100_000,
-        lambda index, _: taken.append(index),
-        chunk_bytes=chunk_bytes,
-    )
-    await cancelled_when(reading, lambda: bool(taken))
-    assert 0 < len(taken) < 100_000
+async def test_work_on_threads_can_be_cancelled(chunk_bytes: int) -> None:
+    """After the chunks that are being worked on."""
+    done: list[int] = []
+    working = many.on_threads(done.append, 100_000, chunk_bytes=chunk_bytes)
+    await cancelled_when(working, lambda: bool(done))
+    assert 0 < len(done) < 100_000

@@ -310,6 +310,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         store = self._writable(self._ready or await self._native())
         await self._guarded(store.set(key, value))
 
+    write_chunks = _same(AsyncStore.write_chunks, writes=True)
     set_if_not_exists = _same(AsyncStore.set_if_not_exists, writes=True)
 
     async def set_partial_values(

@@ -1,7 +1,7 @@
-"""Read many chunks of one array with one call.
+"""Read or write many chunks of one array with one call.
 
-Where the storage answers on the calling thread, threads read chunk after chunk. Elsewhere many
-requests are under way at once. Chunks are handed over as they come.
+Where the storage answers on the calling thread, threads work on chunk after chunk. Elsewhere many
+requests are under way at once, and chunks are handed over as they come.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.engine.tree.blocking import BlockingChunks
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.manifest.refs import Coordinates
 
     type Take = Callable[[int, bytes | memoryview | None], None]
+    type Make = Callable[[int], bytes | memoryview | None]
 
-__all__ = ["read_here", "read_there"]
+__all__ = ["on_threads", "read_on_loop", "write_on_loop"]
 
 _MEMORY_BYTES: Final = 64 << 20
-"""Memory for chunks that are being read or decoded, unless Zarr's own limit allows more."""
+"""Memory for chunks that are under way, unless Zarr's own limit allows more."""
 _MOST_REQUESTS: Final = 64
 _THREADS: Final = 8
 _SMALL_BYTES: Final = 64 << 10
-"""Threads that read smaller chunks mostly wait for each other: for the interpreter."""
+"""Threads that work on smaller chunks mostly wait for each other: for the interpreter."""
 _SLICE: Final = 128
-"""Small chunks that a thread reads before cancellation is looked at."""
+"""Small chunks that a thread works on before cancellation is looked at."""
 _LOOP_BYTES: Final = 128 << 10
-"""Up to this size chunks are decoded on the event loop; a thread takes more."""
+"""Up to this size chunks are decoded and encoded on the event loop; a thread takes more."""
 
 
 def _waits_of_this_thread() -> int:
@@ -48,48 +48,53 @@ def _waits_of_this_thread() -> int:
     return 0
 
 
-async def read_here(
-    chunks: BlockingChunks, path: str, coords: list[Coordinates], take: Take, *, chunk_bytes: int
-) -> None:
-    """Read chunks by threads, for a storage that answers on the calling thread.
+async def on_threads(work: Callable[[int], None], count: int, *, chunk_bytes: int) -> None:
+    """Call ``work`` with each number below ``count``, on threads.
 
-    Small chunks are read by one thread for as long as it does not wait for the disk.
+    One thread works on small chunks for as long as it does not wait for the disk.
 
     Raises:
-        What reading, or ``take``, raises; other chunks may have been taken.
+        What ``work`` raises; other chunks may be done.
 
-    Cancellation: after the chunks that are being read.
+    Cancellation: after the chunks that are being worked on.
     """
-    count, start = len(coords), 0
-    small = chunk_bytes < _SMALL_BYTES
 
-    def read(start: int, stop: int) -> bool:
-        """Take chunks; return whether the disk had to be waited for often."""
+    def run(start: int, stop: int) -> bool:
+        """Return whether the disk had to be waited for often."""
         before = _waits_of_this_thread()
         for index in range(start, stop):
-            take(index, chunks.read(path, coords[index]))
+            work(index)
         return _waits_of_this_thread() - before > (stop - start) // 4
 
-    waits = not small or sys.platform != "linux"
+    start = 0
+    waits = chunk_bytes >= _SMALL_BYTES or sys.platform != "linux"
     while start < count and not waits:
         stop = min(start + _SLICE, count)
-        waits = await anyio.to_thread.run_sync(read, start, stop)
+        waits = await anyio.to_thread.run_sync(run, start, stop)
         start = stop
     step = max(1, min(_SLICE // _THREADS, _SMALL_BYTES // max(chunk_bytes, 1)))
 
-    async def read_part(first: int) -> None:
-        await anyio.to_thread.run_sync(read, first, min(first + step, count))
+    async def run_some(first: int) -> None:
+        await anyio.to_thread.run_sync(run, first, min(first + step, count))
 
     limit = max(2, min(_THREADS, _MEMORY_BYTES // max(chunk_bytes, 1)))
-    await bounded_map(read_part, range(start, count, step), limit=limit)
+    await bounded_map(run_some, range(start, count, step), limit=limit)
 
 
-async def read_there(
+def _requests_at_once(chunk_bytes: int) -> int:
+    own: int = zarr.config.get("async.concurrency")
+    return max(own, min(_MOST_REQUESTS, _MEMORY_BYTES // max(chunk_bytes, 1)))
+
+
+async def read_on_loop(
     workspace: Workspace, path: str, coords: list[Coordinates], take: Take, *, chunk_bytes: int
 ) -> None:
     """Read chunks with many requests at once, and hand them over some at a time.
 
-    Errors and cancellation as `read_here`.
+    Raises:
+        What reading, or ``take``, raises; other chunks may have been taken.
+
+    Cancellation: some chunks were taken.
     """
     come: list[tuple[int, bytes | memoryview | None]] = []
 
@@ -104,7 +109,29 @@ async def read_there(
             some, come = come, []
             await anyio.to_thread.run_sync(hand_over, some)
 
-    own: int = zarr.config.get("async.concurrency")
-    limit = max(own, min(_MOST_REQUESTS, _MEMORY_BYTES // max(chunk_bytes, 1)))
-    await bounded_map(read, range(len(coords)), limit=limit)
+    await bounded_map(read, range(len(coords)), limit=_requests_at_once(chunk_bytes))
     hand_over(come)
+
+
+async def write_on_loop(
+    workspace: Workspace, path: str, coords: list[Coordinates], make: Make, *, chunk_bytes: int
+) -> list[int]:
+    """Write chunks with many requests at once; return the numbers of those without bytes.
+
+    Raises:
+        What writing, or ``make``, raises; other chunks may be written.
+
+    Cancellation: some chunks are written.
+    """
+    empty: list[int] = []
+
+    async def write(index: int) -> None:
+        small = chunk_bytes <= _LOOP_BYTES
+        data = make(index) if small else await anyio.to_thread.run_sync(make, index)
+        if data is None:
+            empty.append(index)
+        else:
+            await workspace.write_chunk(path, coords[index], data)
+
+    await bounded_map(write, range(len(coords)), limit=_requests_at_once(chunk_bytes))
+    return empty

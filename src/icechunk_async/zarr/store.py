@@ -243,10 +243,61 @@ class IcechunkStore(Store):
         if not keys:
             return
         path, coords = parse_chunk_keys(keys)
-        if self._blocking is not None:
-            await many.read_here(self._blocking, path, coords, take, chunk_bytes=chunk_bytes)
+        here = self._blocking
+        if here is None:
+            await many.read_on_loop(self._workspace, path, coords, take, chunk_bytes=chunk_bytes)
+            return
+
+        def read(index: int) -> None:
+            take(index, here.read(path, coords[index]))
+
+        await many.on_threads(read, len(coords), chunk_bytes=chunk_bytes)
+
+    async def write_chunks(
+        self,
+        keys: Sequence[str],
+        make: Callable[[int], bytes | memoryview | None],
+        *,
+        chunk_bytes: int,
+    ) -> None:
+        """Write chunks of one array, several at a time; see `IcechunkCodecPipeline`.
+
+        Args:
+            keys: of the chunks, all of one array.
+            make: called once with the index of each key, on any thread, also at the same time;
+                returns the bytes of the chunk, or None to delete it.
+            chunk_bytes: as for `read_chunks`.
+
+        Raises:
+            InvalidStoreKeyError: a key is not that of a chunk, or of another array; nothing was
+                written.
+            ReadOnlyError, NodeNotFoundError, InvalidCoordinatesError: as `set`.
+            What ``make`` raises. After an error some chunks are written.
+
+        Cancellation: some chunks are written. Cost: see `read_chunks`.
+        """
+        await self._ensure_open()
+        self._check_writable()
+        if not keys:
+            return
+        path, coords = parse_chunk_keys(keys)
+        here = self._blocking
+        if here is None:
+            workspace = self._workspace
+            empty = await many.write_on_loop(workspace, path, coords, make, chunk_bytes=chunk_bytes)
         else:
-            await many.read_there(self._workspace, path, coords, take, chunk_bytes=chunk_bytes)
+            empty = []
+
+            def write(index: int) -> None:
+                data = make(index)
+                if data is None:
+                    empty.append(index)
+                else:
+                    here.write(path, coords[index], data)
+
+            await many.on_threads(write, len(coords), chunk_bytes=chunk_bytes)
+        for index in empty:
+            await self.delete(keys[index])
 
     async def exists(self, key: str) -> bool:
         """Return whether there is a document or a chunk; a key that cannot exist does not."""
