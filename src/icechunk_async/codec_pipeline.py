@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from zarr.abc.codec import GetResult
-    from zarr.abc.store import ByteGetter
+    from zarr.abc.store import ByteGetter, ByteSetter
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.indexing import SelectorTuple
 
-    type Part = tuple[ByteGetter, ArraySpec, SelectorTuple, SelectorTuple, bool]
+    type Part[P] = tuple[P, ArraySpec, SelectorTuple, SelectorTuple, bool]
     """Where a chunk is, its form, which part of it is wanted, where that goes, and whether it is
     all of the chunk."""
 
@@ -89,7 +89,7 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
     """
 
     async def read(
-        self, batch_info: Iterable[Part], out: NDBuffer, drop_axes: tuple[int, ...] = ()
+        self, batch_info: Iterable[Part[ByteGetter]], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> tuple[GetResult, ...]:
         """Read, decode and select chunks into ``out``.
 
@@ -107,7 +107,10 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
         return tuple(cast("list[GetResult]", reading.results))
 
     async def write(
-        self, batch_info: Iterable[Part], value: NDBuffer, drop_axes: tuple[int, ...] = ()
+        self,
+        batch_info: Iterable[Part[ByteSetter]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
     ) -> None:
         """Encode and write the chunks of ``value``; those of fill values are deleted.
 
@@ -127,7 +130,7 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
         if len(whole) < len(batch):
             await super().write([part for part in batch if not part[4]], value, drop_axes)
 
-    def _store_of(self, batch: list[Part]) -> HasManyChunks | None:
+    def _store_of(self, batch: Sequence[Part[Any]]) -> HasManyChunks | None:
         """Return the store if it can read and write these chunks with one call."""
         if len(batch) < 2 or self.sync_transform is None:
             return None
@@ -136,7 +139,7 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
         return cast("HasManyChunks", store) if hasattr(store, "read_chunks") else None
 
 
-def _keys(batch: list[Part]) -> list[str]:
+def _keys(batch: Sequence[Part[Any]]) -> list[str]:
     return [cast("StorePath", part[0]).path for part in batch]
 
 
@@ -152,8 +155,8 @@ class _Form:
         self.size = prod(spec.shape) * dtype.itemsize
         """Bytes of a chunk that is not compressed, as far as the data type tells."""
         self._compressors = cast("tuple[Any, ...]", pipeline.bytes_bytes_codecs)
-        values = array.as_ndarray_like()
-        self.array = cast("npt.NDArray[Any]", values)
+        values: Any = array.as_ndarray_like()
+        self.array: npt.NDArray[Any] = values
         self.stored: np.dtype[Any] | None = None
         """The data type of stored numbers, if chunks are nothing but numbers."""
         codec = pipeline.array_bytes_codec
@@ -204,7 +207,7 @@ class _Reading:
     def __init__(
         self,
         pipeline: IcechunkCodecPipeline,
-        batch: list[Part],
+        batch: Sequence[Part[Any]],
         out: NDBuffer,
         drop_axes: tuple[int, ...],
     ) -> None:
@@ -244,7 +247,7 @@ class _Writing:
     def __init__(
         self,
         pipeline: IcechunkCodecPipeline,
-        batch: list[Part],
+        batch: Sequence[Part[Any]],
         value: NDBuffer,
         drop_axes: tuple[int, ...],
     ) -> None:
@@ -283,4 +286,4 @@ def _differs(part: npt.NDArray[Any], spec: ArraySpec) -> bool:
     if spec.config.write_empty_chunks:
         return True
     first = part.item(0)
-    return first == first and first != spec.fill_value  # noqa: PLR0124 -- NaN is not
+    return bool(first == first and first != spec.fill_value)  # noqa: PLR0124 -- NaN is not
