@@ -190,7 +190,7 @@ class _Form:
             buffer = codec._encode_sync(buffer, self.spec)  # noqa: SLF001 -- waits for nothing
             if buffer is None:
                 return None
-        return _view(cast("Buffer", buffer))
+        return _view(buffer)
 
     def buffer(self, data: bytes | memoryview) -> Buffer:
         """Return bytes as the array's codecs take them."""

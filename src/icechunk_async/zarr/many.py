@@ -21,13 +21,14 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.engine.tree.blocking import BlockingChunks
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.manifest.refs import Coordinates
 
     type Take = Callable[[int, bytes | memoryview | None], None]
     type Make = Callable[[int], bytes | memoryview | None]
 
-__all__ = ["on_threads", "read_on_loop", "write_on_loop"]
+__all__ = ["on_threads", "read_on_loop", "read_on_threads", "write_on_loop", "write_on_threads"]
 
 _MEMORY_BYTES: Final = 64 << 20
 """Memory for chunks that are under way, unless Zarr's own limit allows more."""
@@ -79,6 +80,34 @@ async def on_threads(work: Callable[[int], None], count: int, *, chunk_bytes: in
 
     limit = max(2, min(_THREADS, _MEMORY_BYTES // max(chunk_bytes, 1)))
     await bounded_map(run_some, range(start, count, step), limit=limit)
+
+
+async def read_on_threads(
+    chunks: BlockingChunks, path: str, coords: list[Coordinates], take: Take, *, chunk_bytes: int
+) -> None:
+    """Read chunks on threads, and hand each over there; see `on_threads`."""
+
+    def read(index: int) -> None:
+        take(index, chunks.read(path, coords[index]))
+
+    await on_threads(read, len(coords), chunk_bytes=chunk_bytes)
+
+
+async def write_on_threads(
+    chunks: BlockingChunks, path: str, coords: list[Coordinates], make: Make, *, chunk_bytes: int
+) -> list[int]:
+    """Write chunks on threads, see `on_threads`; return the numbers of those without bytes."""
+    empty: list[int] = []
+
+    def write(index: int) -> None:
+        data = make(index)
+        if data is None:
+            empty.append(index)
+        else:
+            chunks.write(path, coords[index], data)
+
+    await on_threads(write, len(coords), chunk_bytes=chunk_bytes)
+    return empty
 
 
 def _requests_at_once(chunk_bytes: int) -> int:

@@ -246,12 +246,8 @@ class IcechunkStore(Store):
         here = self._blocking
         if here is None:
             await many.read_on_loop(self._workspace, path, coords, take, chunk_bytes=chunk_bytes)
-            return
-
-        def read(index: int) -> None:
-            take(index, here.read(path, coords[index]))
-
-        await many.on_threads(read, len(coords), chunk_bytes=chunk_bytes)
+        else:
+            await many.read_on_threads(here, path, coords, take, chunk_bytes=chunk_bytes)
 
     async def write_chunks(
         self,
@@ -283,19 +279,11 @@ class IcechunkStore(Store):
         path, coords = parse_chunk_keys(keys)
         here = self._blocking
         if here is None:
-            workspace = self._workspace
-            empty = await many.write_on_loop(workspace, path, coords, make, chunk_bytes=chunk_bytes)
+            empty = await many.write_on_loop(
+                self._workspace, path, coords, make, chunk_bytes=chunk_bytes
+            )
         else:
-            empty = []
-
-            def write(index: int) -> None:
-                data = make(index)
-                if data is None:
-                    empty.append(index)
-                else:
-                    here.write(path, coords[index], data)
-
-            await many.on_threads(write, len(coords), chunk_bytes=chunk_bytes)
+            empty = await many.write_on_threads(here, path, coords, make, chunk_bytes=chunk_bytes)
         for index in empty:
             await self.delete(keys[index])
 
