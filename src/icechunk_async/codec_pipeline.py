@@ -183,14 +183,14 @@ class _Form:
         """Return the bytes to store for numbers that follow one another in memory."""
         if not self._compressors:
             return memoryview(numbers.reshape(-1).view("u1"))
-        buffer: Buffer | None = self.spec.prototype.buffer.from_array_like(
+        found: Any = self.spec.prototype.buffer.from_array_like(
             cast("Any", numbers.reshape(-1).view("u1"))
         )
         for codec in self._compressors:
-            buffer = codec._encode_sync(buffer, self.spec)  # noqa: SLF001 -- waits for nothing
-            if buffer is None:
+            found = codec._encode_sync(found, self.spec)  # noqa: SLF001 -- waits for nothing
+            if found is None:
                 return None
-        return _view(buffer)
+        return _view(found)
 
     def buffer(self, data: bytes | memoryview) -> Buffer:
         """Return bytes as the array's codecs take them."""
