@@ -18,8 +18,8 @@ from xarray.core import indexing
 
 from icechunk_async.datasets.aggregates import Answers, answer_dataset, names_of
 from icechunk_async.datasets.cells import Part, Selected, check_lazy, lazy_array, queried_name
-from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
-from icechunk_async.sync.handles.sessions import SessionHandle
+from icechunk_async.handles.sessions import SessionHandle
+from icechunk_async.sync.opening import RepositoryHandle, Source
 from icechunk_async.sync.session import ForkSession
 from icechunk_async.sync.session import Session as BlockingSession
 from icechunk_async.sync.store import IcechunkStore as BlockingStore

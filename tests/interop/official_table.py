@@ -31,7 +31,7 @@ _ABOUT_VALUES: Final = ("answers", "credentials", "errors", "storages", "values"
 """Tests of the facade about other things than repositories, sessions and stores."""
 _OPENED: Final = ("IcechunkStore", "Repository", "Session")
 """Classes whose members are listed, too: people look for these."""
-_INSIDE: Final = ("handles", "official")
+_INSIDE: Final = ("opening", "official")
 """Rooms of the facade without public modules."""
 _HEAD: Final = """# Names of the official package
 

@@ -3,10 +3,10 @@
     import icechunk_async.sync as icechunk
 
 Scripts, notebooks and Spark tasks call these as plain functions. The modules of this package have
-the official names and hold the public classes and functions; `errors` is in addition. Three rooms
-are inside: `handles` opens native repositories and sessions, `official` has what all values share,
-and `storage` the places of repositories. What runs asynchronous code for blocking code is in
-`icechunk_async._runtime.blocking`.
+the official names and hold the public classes and functions; `errors` is in addition. Two rooms are
+inside: `official` has what all values share, and `storage` the places of repositories; `opening` is
+how they are opened. What runs asynchronous code for blocking code is in
+`icechunk_async._runtime.blocking`, and what it opens is kept by `icechunk_async.handles`.
 
 The public names are listed in `__init__.pyi`, and each is imported at its first use.
 """

@@ -27,21 +27,12 @@ from icechunk_async.errors import (
     VirtualContainerError,
 )
 from icechunk_async.format.operations_log import Availability
+from icechunk_async.handles.sessions import SessionHandle
 from icechunk_async.repository import Repository as Native
 from icechunk_async.repository import RepoStatus as NativeStatus
 from icechunk_async.repository import find_named
 from icechunk_async.session import Session as NativeSession
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
-from icechunk_async.sync.handles.arguments import (
-    check_aware,
-    check_one,
-    given_access,
-    given_storage,
-    given_version,
-    warn_of_none,
-)
-from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
-from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.official.configuration import RepositoryConfig
 from icechunk_async.sync.official.display import Displayed
 from icechunk_async.sync.official.mirrors import to_native
@@ -52,6 +43,16 @@ from icechunk_async.sync.official.states import (
     RepoAvailability,
     RepoStatus,
     SpecVersion,
+)
+from icechunk_async.sync.opening import (
+    RepositoryHandle,
+    Source,
+    check_aware,
+    check_one,
+    given_access,
+    given_storage,
+    given_version,
+    warn_of_none,
 )
 from icechunk_async.sync.session import Session
 from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
@@ -917,7 +918,7 @@ class Repository(Displayed):
             await to_thread.run_sync(import_module, "icechunk_async.datasets.cube")
             from icechunk_async.datasets.cube import open_cube  # noqa: PLC0415 -- needs xarray
             from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- on use
-            from icechunk_async.sync.handles.homes import Elsewhere  # noqa: PLC0415 -- only for this
+            from icechunk_async.sync.opening import Elsewhere  # noqa: PLC0415 -- only for this
         choice = Choice(along, since, until, every, limit)
         home = Elsewhere(self.handle)
         return await self.handle.ask(

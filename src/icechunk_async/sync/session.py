@@ -11,10 +11,10 @@ from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.engine.tree.nodes import known_chunk_type, node_id
 from icechunk_async.errors import SessionStateError
 from icechunk_async.format.paths import check_path
+from icechunk_async.handles.sessions import not_a_fork
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync.errors import coded, translated
-from icechunk_async.sync.handles.sessions import not_a_fork
 from icechunk_async.sync.official.configuration import RepositoryConfig
 from icechunk_async.sync.official.display import Displayed
 from icechunk_async.sync.official.mirrors import to_native
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from icechunk_async._display.cards import Card
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.tree.reshape import MoveChunks
+    from icechunk_async.handles.sessions import SessionHandle
     from icechunk_async.session import AnySession
     from icechunk_async.sync.conflicts import ConflictSolver
-    from icechunk_async.sync.handles.sessions import SessionHandle
     from icechunk_async.sync.official.display import Rows
     from icechunk_async.sync.store import IcechunkStore
     from icechunk_async.zarr.queries.selection import SelectedCells

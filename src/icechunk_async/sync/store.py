@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from zarr.core.buffer import BufferPrototype
     from zarr.core.common import BytesLike
 
+    from icechunk_async.handles.sessions import SessionHandle
     from icechunk_async.session import AnySession as AsyncSession
-    from icechunk_async.sync.handles.sessions import SessionHandle
     from icechunk_async.sync.official.display import Rows
     from icechunk_async.sync.virtual import VirtualChunkSpec
 

@@ -13,10 +13,10 @@ from anyio import CapacityLimiter, to_thread
 
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.pairs import blocking, twin_of
+from icechunk_async.handles.sessions import SessionHandle
 from icechunk_async.proposals import Check, CheckResult
 from icechunk_async.proposals import Proposal as AsyncProposal
 from icechunk_async.sync.errors import translated
-from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import Session
 from icechunk_async.versions import PendingMerge as AsyncPendingMerge
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Review,
     )
     from icechunk_async.session import Session as AsyncSession
-    from icechunk_async.sync.handles.repositories import RepositoryHandle
+    from icechunk_async.sync.opening import RepositoryHandle
     from icechunk_async.versions import MergeConflict, MergeReport
     from icechunk_async.zarr.values import CellChanges
 

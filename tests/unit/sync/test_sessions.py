@@ -22,6 +22,7 @@ from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError, InvalidInputError
+from icechunk_async.handles import repositories as handles
 from icechunk_async.sync import (
     BasicConflictSolver,
     ConflictDetector,
@@ -34,7 +35,6 @@ from icechunk_async.sync import (
     SessionStateError,
     in_memory_storage,
 )
-from icechunk_async.sync.handles import repositories as handles
 from icechunk_async.zarr.store import IcechunkStore as AsyncStore
 from tests.helpers import memory_url
 

@@ -15,9 +15,9 @@ from icechunk_async import Packing, __version__
 from icechunk_async import Repository as NativeRepository
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.errors import StorageClosedError
+from icechunk_async.handles import repositories
 from icechunk_async.sync import Attribution, IcechunkError, Repository, Storage, http_storage
-from icechunk_async.sync.handles import repositories
-from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
+from icechunk_async.sync.opening import RepositoryHandle, Source
 from icechunk_async_memory import MemoryStorage
 from tests.helpers import memory_url
 from tests.unit.backends.loopback import serving

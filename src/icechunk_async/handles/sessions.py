@@ -1,4 +1,4 @@
-"""The handle of a native session, shared by a session of the facade and its stores."""
+"""The handle of a native session, shared by a session for code that blocks and its stores."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from icechunk_async._runtime.processes import generation
 from icechunk_async.errors import SessionStateError, WrongTypeError
 from icechunk_async.format.ids import SessionId
 from icechunk_async.session import ForkSession as AsyncForkSession
-from icechunk_async.sync.errors import ErrorKind, refusal, translated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractContextManager
 
+    from icechunk_async.handles.repositories import RepositoryHandle
     from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.session import AnySession as AsyncSession
-    from icechunk_async.sync.handles.repositories import RepositoryHandle
 
 __all__ = ["SessionHandle", "not_a_fork"]
 
@@ -40,7 +40,7 @@ class SessionHandle:
 
     def __init__(
         self,
-        repository: RepositoryHandle,
+        repository: RepositoryHandle[Any],
         session: AsyncSession | None,
         *,
         snapshot_id: str | None = None,
@@ -69,6 +69,11 @@ class SessionHandle:
             self, state["repository"], fork, snapshot_id=state.get("snapshot_id")
         )
 
+    def errors(self) -> AbstractContextManager[None, None]:
+        """Return a block that raises the errors that callers expect for those of the library."""
+        block: AbstractContextManager[None, None] = self.repository.source.errors()
+        return block
+
     @property
     def read_only(self) -> bool:
         """Whether the session only reads."""
@@ -95,10 +100,8 @@ class SessionHandle:
             SessionStateError: the session only reads.
         """
         if self._session is None:
-            raise refusal(
-                SessionStateError("A session that was unpickled to read has no id."),
-                ErrorKind.NOT_ALLOWED,
-            )
+            with self.errors():
+                raise SessionStateError("A session that was unpickled to read has no id.")
         return str(SessionId(self._session.session_id))
 
     @property
@@ -127,10 +130,11 @@ class SessionHandle:
             SessionStateError: the session is not a fork.
         """
         if not isinstance(self._session, AsyncForkSession):
-            raise refusal(
-                SessionStateError("Only forks can be merged: make them with Session.fork()."),
-                ErrorKind.MERGE_NOT_ALLOWED,
-            )
+            with self.errors():
+                raise SessionStateError(
+                    "Only forks can be merged: make them with Session.fork().",
+                    code="merge-not-allowed",
+                )
         return self._session
 
     @property
@@ -142,14 +146,14 @@ class SessionHandle:
         """No longer wait for forks."""
         session = self._session
         if session is not None:
-            with translated():
+            with self.errors():
                 session.discard_fork(*names)
 
     def fork_bytes(self) -> bytes:
         """Return the changes of the fork; blocks until its chunks are stored and durable."""
         fork = self.fork
         if fork.is_attached and fork.has_uncommitted_changes:
-            with translated():
+            with self.errors():
                 run(fork.store_pending_chunks())
         return fork.to_bytes()
 
@@ -162,7 +166,7 @@ class SessionHandle:
         if session is not None and self._generation != generation():
             if session.read_only:
                 return None
-            with translated():
+            with self.errors():
                 raise SessionStateError(f"This process inherited the session by os.fork. {_ADVICE}")
         return session
 
@@ -195,15 +199,15 @@ class SessionHandle:
             return self.ready or run(self.session())
 
     async def ask[T](self, question: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        """Put a question to the session; on the portal's loop. Errors are the facade's."""
-        with translated():
+        """Put a question to the session; on the portal's loop. Errors are the source's."""
+        with self.errors():
             return await question(await self.session())
 
     async def each[T](
         self, question: Callable[[AsyncSession], AsyncIterator[T]]
     ) -> AsyncIterator[T]:
         """Iterate over the replies to a question; on the portal's loop."""
-        with translated():
+        with self.errors():
             async for item in question(await self.session()):
                 yield item
 

@@ -1,4 +1,4 @@
-"""The handle of a native repository, shared by a repository of the facade and its sessions.
+"""The handle of a native repository, shared by a repository for code that blocks and its sessions.
 
 A `Source`, plain data, travels between processes. An unpickled repository, session or store opens
 at its first use. All unpickled sessions and stores with equal sources share one open repository in
@@ -11,188 +11,59 @@ import asyncio
 import os
 import pickle
 import threading
-import warnings
 import weakref
 from collections import deque
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import field, fields, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from icechunk_async._runtime.blocking.portal import at_exit, run, run_later
 from icechunk_async._runtime.blocking.tracebacks import Shortened
 from icechunk_async._runtime.concurrency import SingleFlight
-from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
-from icechunk_async._version import __version__
-from icechunk_async.errors import StorageClosedError, VirtualContainerError
-from icechunk_async.format.config.secrets import veiled_url
+from icechunk_async.errors import StorageClosedError
 from icechunk_async.format.json.metadata import encode_items
-from icechunk_async.repository import Repository as AsyncRepository
-from icechunk_async.sync.errors import translated
-from icechunk_async.sync.handles.arguments import described, given_access
-from icechunk_async.sync.official.mirrors import to_native
-from icechunk_async.sync.official.states import Attribution, SpecVersion
-from icechunk_async.sync.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from icechunk_async.engine.commit.hooks import CommitEvent
-    from icechunk_async.engine.files.packing import Packing
-    from icechunk_async.engine.open import Creation, Origin
-    from icechunk_async.storage.cache.cached import CacheOptions
-    from icechunk_async.storage.policies.hedge import HedgePolicy
+    from icechunk_async.repository import Repository as AsyncRepository
 
 __all__ = ["RepositoryHandle", "Source"]
 
 _KEPT_OPEN: Final = 4
-_LABELLED: Final = frozenset({"s3", "gs", "az", "http", "https"})
-"""Schemes of storages that have the option ``user_agent``."""
-_NEWEST: Final = int(SpecVersion.current())
+_NEWEST: Final = 2
+"""The version of the format whose metadata takes the most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The arguments that a repository was opened with, as the caller gave them."""
+class Source(Protocol):
+    """How a repository is opened; plain data that pickles, equal to its copies."""
 
-    storage: Storage
-    config: Any = None
-    authorized: Mapping[str, Any] | None = None
-    attribution: Attribution | None = None
-    default_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    cache: CacheOptions | None = None
-    hedge: HedgePolicy | None = None
-    packing: Packing | None = None
-    sums: bool | None = None
-    verify_reads: bool = False
-    after_commit: tuple[Callable[[CommitEvent], object], ...] = ()
-    """Hooks of this process; they do not travel, and so stay the last field."""
-
-    @classmethod
-    def of(cls, origin: Origin) -> Source:
-        """Return how the facade opens, in other processes, what was opened natively."""
-        return cls(
-            Storage.from_url(origin.url, **origin.storage_options),
-            origin.config,
-            origin.authorized,
-            packing=origin.settings.packing,
-            sums=origin.settings.sums,
-            verify_reads=origin.verify_reads,
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        _, *values, _ = (getattr(self, it.name) for it in fields(self))
-        return Source, (described(self.storage), *values)
-
-    def changed(self, config: Any, authorized: Mapping[str, Any] | None) -> Source:
-        """Return the arguments for opening it with more configuration, or other access."""
-        if config is not None and self.config is not None:
-            config = self.config.merge(config)
-        return replace(
-            self,
-            config=self.config if config is None else config,
-            authorized=self.authorized if authorized is None else authorized,
-            default_metadata={},
-        )
+    @property
+    def default_metadata(self) -> Mapping[str, Any]:
+        """The properties of all commits."""
+        ...
 
     def opening(self) -> AbstractAsyncContextManager[AsyncRepository]:
-        """Open the repository for the length of a block.
+        """Open the repository for the length of a block."""
+        ...
 
-        Warns of access to containers that the repository lacks, and opens it without.
-        """
-        return self._entered(AsyncRepository.open)
+    def with_metadata(self, metadata: Mapping[str, Any]) -> Self:
+        """Return the source with other properties of all commits."""
+        ...
 
-    def creating(
-        self, creation: Creation, *, or_open: bool = False
-    ) -> AbstractAsyncContextManager[AsyncRepository]:
-        """Create the repository, or with `or_open` create or open it; warns as `opening` does."""
-        create = AsyncRepository.open_or_create if or_open else AsyncRepository.create
-        return self._entered(
-            partial(
-                create,
-                spec_version=creation.spec_version,
-                layout=creation.layout,
-                check_clean_root=creation.check_clean_root,
-                probe=creation.probe,
-            )
-        )
-
-    @asynccontextmanager
-    async def _entered(
-        self, enter: Callable[..., AbstractAsyncContextManager[AsyncRepository]]
-    ) -> AsyncGenerator[AsyncRepository]:
-        location, options = await self.storage.place()
-        entering = enter(
-            location,
-            storage_options=_labelled(location, options, self.attribution),
-            config=to_native(self.config),
-            authorize_virtual_chunk_access=given_access(self.authorized),
-            cache=self.cache,
-            hedge=self.hedge,
-            packing=self.packing,
-            sums=self.sums,
-            verify_reads=self.verify_reads,
-            after_commit=self._hooks(),
-        )
-        async with AsyncExitStack() as stack:
-            try:
-                repository = await stack.enter_async_context(entering)
-            except VirtualContainerError as error:  # the repository exists, by now
-                again = self.without(error).opening()
-                repository = await stack.enter_async_context(again)
-            yield repository
-
-    def _hooks(self) -> list[Callable[[CommitEvent], Awaitable[object]]]:
-        """Return hooks for the native library, which runs each in a thread."""
-        if not self.after_commit:
-            return []
-        from icechunk_async.sync.versions import native_hook  # noqa: PLC0415 -- loaded when it is used
-
-        return [native_hook(it) for it in self.after_commit]
-
-    def without(self, error: VirtualContainerError) -> Source:
-        """Return the source without access to the containers that the error reports as missing."""
-        shown = cast("tuple[str, ...]", error.context.get("url_prefixes", ()))
-        given = self.authorized or {}
-        missing = {it for it in given if veiled_url(it) in shown}
-        if not missing:
-            raise error
-        for prefix in shown:
-            warnings.warn(
-                f"authorize_virtual_chunk_access names {prefix!r}, and the repository has no "
-                "virtual chunk container there. Add it to the configuration, or leave it out here.",
-                UserWarning,
-                stacklevel=2,
-            )
-        kept = {it: access for it, access in given.items() if it not in missing}
-        return replace(self, authorized=kept)
+    def errors(self) -> AbstractContextManager[None, None]:
+        """Return a block that raises the errors that callers expect for those of the library."""
+        ...
 
 
-def _labelled(
-    location: object, options: Mapping[str, object], attribution: Attribution | None
-) -> dict[str, object]:
-    """Return the options of a storage that sends labels with its requests."""
-    labelled = dict(options)
-    if attribution is None or attribution == Attribution() or not isinstance(location, str):
-        return labelled
-    given = {"workload": attribution.workload, "principal": attribution.principal}
-    labels = "; ".join(f"{name}={value}" for name, value in given.items() if value is not None)
-    client = f"{attribution.client} " if attribution.client else ""
-    agent = f"{client}icechunk-async/{__version__}{f' ({labels})' if labels else ''}"
-    if location.partition("://")[0] in _LABELLED:
-        labelled.setdefault("user_agent", agent)
-    return labelled
-
-
-class RepositoryHandle:
+class RepositoryHandle[S: Source]:
     """A native repository, which is open or opens at its first use.
 
     It closes with `close`, when nothing refers to the handle any more, or with the process.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: S) -> None:
         """Keep the source; nothing is opened yet."""
         self.source = source
         self._open: _Open | None = None
@@ -206,7 +77,7 @@ class RepositoryHandle:
 
     async def enter(self, manager: AbstractAsyncContextManager[AsyncRepository]) -> None:
         """Open the repository with `manager`. Cancellation: it closes again."""
-        with translated():
+        with self.source.errors():
             opened = await _Open.enter(manager)
         self._keep(opened)
 
@@ -261,15 +132,15 @@ class RepositoryHandle:
             return self.ready or run(self.ask(_itself))
 
     async def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
-        """Put a question to the repository; on the portal's loop. Errors are the facade's."""
-        with translated():
+        """Put a question to the repository; on the portal's loop. Errors are the source's."""
+        with self.source.errors():
             return await question(await self.repository())
 
     async def each[T, R](
         self, question: Callable[[AsyncRepository], AsyncIterator[T]], convert: Callable[[T], R]
     ) -> AsyncIterator[R]:
         """Iterate over the replies to a question; on the portal's loop."""
-        with translated():
+        with self.source.errors():
             async for item in question(await self.repository()):
                 yield convert(item)
 
@@ -279,9 +150,9 @@ class RepositoryHandle:
         Raises:
             InvalidInputError: one cannot be stored; those in force stay.
         """
-        with translated():
+        with self.source.errors():
             encode_items(metadata, _NEWEST)
-        self.source = replace(self.source, default_metadata=dict(metadata))
+        self.source = self.source.with_metadata(dict(metadata))
         if self.ready is not None:
             self.ready.default_commit_metadata = dict(metadata)
 
@@ -351,7 +222,7 @@ async def _itself(repository: AsyncRepository) -> AsyncRepository:
     return repository
 
 
-def _shared(source: bytes) -> RepositoryHandle:
+def _shared(source: bytes) -> RepositoryHandle[Any]:
     """Return the handle of this process for a pickled source."""
     with _sharing:
         handle = _handles.get(source)
@@ -365,10 +236,10 @@ def _shared(source: bytes) -> RepositoryHandle:
 
 
 _all_open: Final[set[_Open]] = set()
-_handles: Final[weakref.WeakValueDictionary[bytes, RepositoryHandle]] = (
+_handles: Final[weakref.WeakValueDictionary[bytes, RepositoryHandle[Any]]] = (
     weakref.WeakValueDictionary()
 )
-_recent: Final[deque[RepositoryHandle]] = deque(maxlen=_KEPT_OPEN)
+_recent: Final[deque[RepositoryHandle[Any]]] = deque(maxlen=_KEPT_OPEN)
 _sharing = threading.Lock()
 at_exit(_close_all)
 
