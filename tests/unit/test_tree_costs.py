@@ -19,14 +19,24 @@ from icechunk_async.config import (
     RepositoryConfig,
 )
 from icechunk_async.engine.files.preload import choose
-from icechunk_async.format.snapshot import columns, table, writing
+from icechunk_async.format.envelope import Envelope
+from icechunk_async.format.ids import NodeId, SnapshotId
+from icechunk_async.format.snapshot import (
+    Node,
+    Nodes,
+    Snapshot,
+    columns,
+    decode_snapshot,
+    encode_snapshot,
+    table,
+    writing,
+)
 from tests.helpers import array_document, counted_calls, group_document, memory_url, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from icechunk_async import Session
-    from icechunk_async.format.snapshot import Node
 
 NO_PRELOAD = RepositoryConfig(
     manifest=ManifestConfig(preload=ManifestPreloadConfig(max_arrays_to_scan=0))
@@ -162,3 +172,18 @@ async def test_commit_encodes_what_changed(trees: dict[int, str], what: str) -> 
                 assert (path in counted.encoded) == (what != "deletion")
             calls[count] = len(made)
     assert calls[LARGE] < calls[SMALL] + GROWTH + (SHARED if what == "chunk" else 0)
+
+
+def test_a_snapshot_is_opened_with_few_calls() -> None:
+    """Its root is one table, which columns would take longer to read."""
+    nodes = [Node(NodeId(number.to_bytes(8)), f"/a{number:04}", b"{}") for number in range(1000)]
+    ids = SnapshotId(bytes(12)), SnapshotId(bytes(range(12)))
+    snapshot = Snapshot(*ids, 5, "a message", {"a": 1, "b": "c"}, Nodes(nodes), {})
+    for spec_version in (1, 2):
+        envelope = Envelope(spec_version, encode_snapshot(snapshot, spec_version))
+        with counted_calls() as calls:
+            found = decode_snapshot(envelope)
+        assert found.message == "a message"
+        assert len(found.nodes) == 1000
+        assert len(calls) < 200, calls
+        assert not any(it.startswith(("Tables.", "Vectors.", "Buffer.")) for it in calls)

@@ -11,10 +11,9 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.format.flatbuffers.buffer import Buffer
-from icechunk_async.format.flatbuffers.reading import Tables
+from icechunk_async.format.flatbuffers.single import Reader
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
-from icechunk_async.format.json.metadata import decode_items, read_items
+from icechunk_async.format.json.metadata import decode_items, read_each
 from icechunk_async.format.snapshot.files import Files, ManifestFileInfo
 from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, ManifestRef, Node, Nodes
 
@@ -106,21 +105,18 @@ def decode_snapshot(envelope: Envelope) -> Snapshot:
     """
     from icechunk_async.format.snapshot.table import NodeTable  # noqa: PLC0415 -- loaded when it is used
 
-    buffer = Buffer(envelope.payload)
-    root = Tables.root(buffer)
-    parent = None
-    if root.has(1)[0]:
-        parent = SnapshotId(root.struct(1, SnapshotId.size_bytes, field="parent_id").tobytes())
-    nodes = root.vector(2, 4, 4, required="nodes")
-    metadata = root.vector(5, 4, 4, required="metadata").tables()
+    reader = Reader(envelope.payload)
+    root, size, version = reader.root(), SnapshotId.size_bytes, envelope.spec_version
+    parent = SnapshotId(root.struct(1, size, field="parent_id")) if root.has(1) else None
+    items = read_each(root.tables(5, required="metadata"))
     return Snapshot(
-        id=SnapshotId(root.struct(0, SnapshotId.size_bytes, field="id").tobytes()),
+        id=SnapshotId(root.struct(0, size, field="id")),
         parent_id=parent,
-        flushed_at=int(root.scalar(3, 8)[0]),
-        message=root.strings(4, required="message")[0],
-        metadata=decode_items(read_items(metadata), envelope.spec_version),
-        nodes=Nodes.from_table(NodeTable(nodes, envelope.spec_version)),
-        manifests=Files.from_root(buffer, root),
+        flushed_at=root.number(3, 8),
+        message=root.text(4, required="message"),
+        metadata=decode_items(items, version),
+        nodes=Nodes.from_table(NodeTable(*root.table_list(2, required="nodes"), version)),
+        manifests=Files.from_root(reader, root),
     )
 
 
@@ -137,6 +133,9 @@ def with_parent(payload: bytes | memoryview, parent_id: SnapshotId) -> bytes:
     Raises:
         FormatError: it is damaged, or has no parent: roots do not get one.
     """
+    from icechunk_async.format.flatbuffers.buffer import Buffer  # noqa: PLC0415 -- for expiration
+    from icechunk_async.format.flatbuffers.reading import Tables  # noqa: PLC0415 -- for expiration
+
     root = Tables.root(Buffer(payload))
     (place,) = root.places(1, SnapshotId.size_bytes, field="parent_id").tolist()
     return b"".join([payload[:place], parent_id, payload[place + SnapshotId.size_bytes :]])

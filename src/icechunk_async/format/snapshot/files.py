@@ -13,6 +13,7 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.checks import lookups_pay_for_all
+from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import ManifestId
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flatbuffers.buffer import Buffer, Bytes
-    from icechunk_async.format.flatbuffers.reading import Tables
+    from icechunk_async.format.flatbuffers.buffer import Bytes
+    from icechunk_async.format.flatbuffers.single import Reader, Row
 
 __all__ = ["FileColumns", "Files", "ManifestFileInfo"]
 
@@ -109,14 +110,14 @@ class Files(Mapping[ManifestId, ManifestFileInfo]):
         self._columns: FileColumns | None = None
 
     @classmethod
-    def from_root(cls, buffer: Buffer, root: Tables) -> Self:
+    def from_root(cls, reader: Reader, root: Row) -> Self:
         """Hold the manifests that the root table of a snapshot lists.
 
         Raises:
             FormatError: the lists are damaged.
         """
         files = cls()
-        files._file = _StoredFiles(buffer, root)
+        files._file = _StoredFiles(reader, root)
         return files
 
     @classmethod
@@ -208,17 +209,12 @@ class Files(Mapping[ManifestId, ManifestFileInfo]):
         return len(self._known) if self._are_values else len(self.columns.ids)
 
 
-class _StoredFiles:
+class _StoredFiles(TableList):
     """The two lists of a file: spec 1 has structs, spec 2 tables; a file could have both."""
 
-    def __init__(self, buffer: Buffer, root: Tables) -> None:
-        from icechunk_async.format.flatbuffers.single import Reader  # noqa: PLC0415 -- loaded when it is used
-
+    def __init__(self, reader: Reader, root: Row) -> None:
         self._structs = root.vector(6, _STRUCT_BYTES, 8, required="manifest_files")
-        self._tables = root.vector(7, 4, 4)
-        self._buffer = buffer
-        self._tables.check_tables()
-        self._reader = Reader(buffer.payload)
+        super().__init__(reader.payload, *root.vector(7, 4, 4))
         self._halved = 0
 
     def columns_if_they_pay(self) -> FileColumns | None:
@@ -226,7 +222,7 @@ class _StoredFiles:
 
         None if one of them is damaged, which may not be the one that is looked up.
         """
-        if lookups_pay_for_all(self._halved, self._tables.counts.item()):
+        if lookups_pay_for_all(self._halved, len(self)):
             self._halved = 0  # a damaged list is decoded again, after more lookups
             with suppress(FormatError):
                 return self.columns
@@ -235,16 +231,15 @@ class _StoredFiles:
     def halve(self, manifest_id: ManifestId) -> ManifestFileInfo | None:
         """Return a manifest if it is where it should be; of equal ones the last one counts."""
         self._halved += 1
-        first, count = self._tables.starts.item(), self._tables.counts.item()
 
         def id_at(row: int) -> bytes:
-            return self._reader.item(first, row).struct(0, _ID_BYTES, field="id")
+            return self._row(row).struct(0, _ID_BYTES, field="id")
 
         wanted: bytes = manifest_id
-        row = bisect_right(range(count), wanted, key=id_at) - 1
+        row = bisect_right(range(len(self)), wanted, key=id_at) - 1
         if row < 0 or id_at(row) != manifest_id:
             return None
-        table = self._reader.item(first, row)
+        table = self._row(row)
         size = table.number(1, 8)
         if size >= 1 << 63:
             raise _too_large()
@@ -253,8 +248,10 @@ class _StoredFiles:
     @cached_property
     def columns(self) -> FileColumns:
         """All manifests."""
-        structs = self._structs.structs()
-        tables = self._tables.tables()
+        first, count = self._structs
+        raw = np.frombuffer(self.payload, np.uint8, _STRUCT_BYTES * count, first)
+        structs = raw.reshape(-1, _STRUCT_BYTES)
+        tables = self.tables
         ids = np.concatenate([structs[:, :_ID_BYTES], tables.struct(0, _ID_BYTES, field="id")])
         sizes = np.concatenate([structs[:, 16:24].copy().view("<u8").ravel(), tables.scalar(1, 8)])
         counts = np.concatenate([structs[:, 24:28].copy().view("<u4").ravel(), tables.scalar(2, 4)])

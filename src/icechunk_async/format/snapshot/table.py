@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flatbuffers.reading import Vectors
     from icechunk_async.format.flatbuffers.splicing import Spans
     from icechunk_async.format.snapshot.nodes import Node
 
@@ -65,10 +64,9 @@ class NodeTable(TableList):
     decoded once: other writers may have stored paths out of order, or not in normal form.
     """
 
-    def __init__(self, entries: Vectors, spec_version: int) -> None:
-        """Look at the vector of nodes, the only row of ``entries``; as `TableList`."""
-        super().__init__(entries.buffer.payload, entries.starts.item(), entries.counts.item())
-        self.entries = entries
+    def __init__(self, payload: memoryview, first: int, count: int, spec_version: int) -> None:
+        """Look at the vector of nodes; as `TableList`."""
+        super().__init__(payload, first, count)
         self.spec_version = spec_version
         self.known: dict[str, Node] = {}
         """Nodes that were read one by one."""
