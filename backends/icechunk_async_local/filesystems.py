@@ -36,7 +36,9 @@ __all__ = [
     "can_sync_at_once",
     "has_common_locks",
     "identity_of",
+    "is_on_this_machine",
     "locked",
+    "may_write",
     "opens_without_requests",
     "probe",
     "remove_abandoned",
@@ -83,9 +85,23 @@ def opens_without_requests(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return _kind(fd) in _ON_THIS_MACHINE
+        return is_on_this_machine(fd)
     finally:
         os.close(fd)
+
+
+def is_on_this_machine(directory: int) -> bool:
+    """Return whether an open directory is on a disk of this machine."""
+    return _kind(directory) in _ON_THIS_MACHINE
+
+
+def may_write(directory: int) -> bool:
+    """Return whether this user may make files in an open directory of this machine.
+
+    Unlike ``os.access`` it looks up no path, and so never waits for a disk.
+    """
+    allowed: int = _libc().faccessat(directory, b".", os.W_OK | os.X_OK, 0)
+    return allowed == 0
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:

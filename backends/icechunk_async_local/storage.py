@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import batched
 from typing import TYPE_CHECKING, Final, Literal
@@ -22,7 +24,7 @@ from icechunk_async_local.batching import Lane, Loan
 from icechunk_async_local.durability import Ledger
 from icechunk_async_local.failures import explain
 from icechunk_async_local.files import Files
-from icechunk_async_local.filesystems import probe, remove_abandoned
+from icechunk_async_local.filesystems import is_on_this_machine, may_write, probe, remove_abandoned
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
 from icechunk_async_local.publishing import Publisher
@@ -123,15 +125,12 @@ async def open_local(
     root = root_of(url)
     tree = Tree(root, follow_links=follow_links)
     ledger = Ledger(tree, active=durability == "commit")
-    # One hop, to a thread of the loop's own: who finds all in memory needs none of the lanes'.
-    abilities, capabilities, at_once = await asyncio.to_thread(
-        _prepare,
-        url,
-        root,
-        single_machine=single_machine,
-        read_only=read_only,
-        follow_links=follow_links,
-    )
+    options = _Options(single_machine, read_only, follow_links)
+    found = _seen_before(root, options)
+    if found is None:
+        # One hop, to a thread of the loop's own: who finds all in memory needs none of the lanes'.
+        found = await asyncio.to_thread(_look, url, root, options)
+    abilities, capabilities, at_once = found.abilities, found.capabilities, found.at_once
     lanes = Lane("read", _THREADS), Lane("write", _THREADS)
     publisher = Publisher(tree, abilities, lock_timeout_seconds)
     files = Files(tree, ledger, publisher, capabilities)
@@ -416,19 +415,83 @@ class LocalStorage:
             self._files.ledger.close()
 
 
-def _prepare(
-    url: str, root: Path, *, single_machine: bool, read_only: bool, follow_links: bool
-) -> tuple[Abilities, Capabilities, ReadsAtOnce]:
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options that decide what is looked at when a directory is opened."""
+
+    single_machine: bool
+    read_only: bool
+    follow_links: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """The results of looking at a directory."""
+
+    abilities: Abilities
+    capabilities: Capabilities
+    at_once: ReadsAtOnce
+    identity: tuple[int, int] | None
+    """Of the directory; None if it has to be looked at again each time."""
+    until: float
+    """When it has to be looked at again, by the monotonic clock."""
+
+
+_seen: Final[dict[tuple[Path, _Options], _Findings]] = {}
+_MAX_SEEN: Final = 256
+_SEEN_SECONDS: Final = 3600.0
+"""Unfinished files of others are looked for once in that time."""
+
+
+def _seen_before(root: Path, options: _Options) -> _Findings | None:
+    """Return the findings of a short time ago, if it is still the same directory.
+
+    Nothing here waits for a disk: services open the same repository over and over, and a hop to a
+    thread takes longer than the rest of opening the storage.
+    """
+    found = _seen.get((root, options))
+    if found is None or time.monotonic() > found.until:
+        return None
+    fd = found.at_once.open_root()
+    if fd is None:
+        return None
+    try:
+        is_same = _identity(os.fstat(fd)) == found.identity and is_on_this_machine(fd)
+        return found if is_same and (options.read_only or may_write(fd)) else None
+    finally:
+        os.close(fd)
+
+
+def _identity(state: os.stat_result) -> tuple[int, int]:
+    return state.st_dev, state.st_ino
+
+
+def _look(url: str, root: Path, options: _Options) -> _Findings:
+    """Look at a directory; note the findings if they will be the same next time."""
     if not _OPENS_BELOW:
         raise UnsafeStorageError(
             f"{url!r} cannot be opened: this system opens no files relative to a directory, which "
             "keeps keys below the root. Use Linux, macOS or another POSIX system.",
             url=url,
         )
-    abilities, capabilities = probe(url, root, single_machine=single_machine, read_only=read_only)
+    abilities, capabilities = probe(
+        url, root, single_machine=options.single_machine, read_only=options.read_only
+    )
     if capabilities.writable:
         remove_abandoned(root)
-    return abilities, capabilities, ReadsAtOnce(root, follow_links=follow_links)
+    at_once = ReadsAtOnce(root, follow_links=options.follow_links)
+    is_fine = abilities.links and abilities.locks and abilities.exact_times
+    identity = None
+    if at_once.active and (options.read_only or is_fine):
+        with suppress(OSError):  # it is made by the first write
+            identity = _identity(root.stat())
+    until = time.monotonic() + _SEEN_SECONDS
+    found = _Findings(abilities, capabilities, at_once, identity, until)
+    if identity is not None:
+        if len(_seen) >= _MAX_SEEN:
+            _seen.clear()
+        _seen[root, options] = found
+    return found
 
 
 def _describe(

@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_async import Repository
-from icechunk_async.errors import PreconditionFailedError, UnsafeStorageError
+from icechunk_async.errors import (
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    UnsafeStorageError,
+)
 from icechunk_async.storage import ABSENT, BlockingStorage, Capabilities, open_storage
 from icechunk_async_local import filesystems, open_local
 from icechunk_async_local import storage as local_storage
+from icechunk_async_local.at_once import ReadsAtOnce
 from tests.helpers import make_array, read, write
 from tests.unit.backends.local_tools import everything, failing
 from tests.without_updates import NUMBERED
@@ -227,6 +232,7 @@ async def test_a_directory_that_may_not_be_written_opens_for_reading(
     async with open_storage(tmp_path) as storage:
         await storage.put("a/b", b"body")
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(local_storage, "may_write", lambda _: False)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a read-only directory was written to")
@@ -381,4 +387,66 @@ async def test_write_permission_is_checked_at_each_opening(
     """Even if its file system is known."""
     assert await capabilities_of(tmp_path) == Capabilities()
     monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(local_storage, "may_write", lambda _: False)
     assert not (await capabilities_of(tmp_path)).writable
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return the directories that are looked at on a thread from now on."""
+    found: list[object] = []
+    look = local_storage._look
+
+    def noted(*args: Any) -> Any:
+        found.append(args[1])
+        return look(*args)
+
+    monkeypatch.setattr(local_storage, "_look", noted)
+    return found
+
+
+async def _is_at_once(path: Path) -> bool:
+    """Return whether nothing has to wait for the directory."""
+    return (await asyncio.to_thread(ReadsAtOnce, path)).active
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_a_directory_that_was_opened_before_takes_no_thread(
+    tmp_path: Path,
+    looks: list[object],
+    read_only: bool,  # noqa: FBT001
+) -> None:
+    """A hop takes longer than the rest of opening the storage. Other options need a look."""
+    if not await _is_at_once(tmp_path):
+        pytest.skip("only Linux on a local file system looks without waiting")
+    for _ in range(3):
+        async with open_storage(tmp_path.as_uri(), read_only=read_only) as storage:
+            assert storage.capabilities.writable is not read_only
+            with pytest.raises(ObjectNotFoundError):
+                await storage.get("absent")
+    assert len(looks) == 1
+    async with open_storage(tmp_path.as_uri(), read_only=not read_only) as storage:
+        assert storage.capabilities.writable is read_only
+    assert len(looks) == 2
+
+
+async def test_another_directory_of_the_same_name_is_looked_at(
+    tmp_path: Path, looks: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one after an hour, in which others may have left unfinished files."""
+    if not await _is_at_once(tmp_path):
+        pytest.skip("only Linux on a local file system looks without waiting")
+    root = tmp_path / "root"
+    for turn in range(2):
+        root.mkdir()
+        for _ in range(2):
+            await capabilities_of(root)
+        assert len(looks) == turn + 1
+        root.rename(tmp_path / f"moved-{turn}")
+    assert await capabilities_of(root) == Capabilities()  # it does not exist
+    root.mkdir()
+    looks.clear()
+    monkeypatch.setattr(local_storage, "_SEEN_SECONDS", -1.0)
+    for _ in range(2):
+        await capabilities_of(root)
+    assert len(looks) == 2
