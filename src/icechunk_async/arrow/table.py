@@ -140,7 +140,8 @@ def open_group(source: GroupSource) -> xarray.Dataset:
                 decode_times=times_decoder(decode=source.decode),
                 create_default_indexes=False,
             )
-        except (ValueError, TypeError, struct.error) as error:
+        # Older versions of xarray assert that attributes have the type that it writes.
+        except (AssertionError, ValueError, TypeError, struct.error) as error:
             raise _undecodable(error) from error
     return keep_coordinates(dataset)
 
@@ -216,7 +217,7 @@ def _renamed(
 
 def _undecodable(error: Exception) -> InvalidInputError:
     """Return the error for an array whose attributes are not what CF says."""
-    reason = str(error).partition(". Try opening")[0]
+    reason = str(error).partition(". Try opening")[0] or "an attribute has another type"
     # Older versions of xarray name the variable before the reason.
     _, found, times = reason.partition("unable to decode time")
     if not found:

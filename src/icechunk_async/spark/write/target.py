@@ -384,9 +384,11 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
             "does not say how they are laid out.",
             path=group,
         ) from error
-    except (KeyError, ValueError, TypeError, struct.error) as error:
+    # Older versions of xarray assert that attributes have the type that it writes.
+    except (AssertionError, KeyError, ValueError, TypeError, struct.error) as error:
+        why = str(error) or "An attribute, such as '_FillValue', has another type."
         raise InvalidInputError(
-            f"Rows cannot be written to the group {group!r}: {error} Rows find their places by "
+            f"Rows cannot be written to the group {group!r}: {why} Rows find their places by "
             "the names of dimensions, so every array of the group needs them, and attributes that "
             "are what CF says."
         ) from error
