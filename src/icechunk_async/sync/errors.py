@@ -179,7 +179,6 @@ class ErrorKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-@public("")
 class IcechunkError(native.IcechunkError):
     """Base of every error that the facade raises on purpose.
 
@@ -220,7 +219,6 @@ def _bare(cls: type[IcechunkError]) -> IcechunkError:
     return cls.__new__(cls)
 
 
-@public("")
 class ConflictError(IcechunkError):
     """The branch moved since the session began; nothing was published.
 
@@ -246,7 +244,6 @@ class ConflictError(IcechunkError):
         self.actual_parent = actual_parent
 
 
-@public("")
 class RebaseFailedError(ConflictError):
     """Changes of this session and of a newer commit cannot both stand.
 
@@ -266,62 +263,50 @@ class RebaseFailedError(ConflictError):
         self.conflicts = conflicts
 
 
-@public("")
 class NotFoundError(IcechunkError, KeyError):
     """A node, snapshot, branch, tag, chunk or repository does not exist."""
 
 
-@public("")
 class NodeNotFoundError(NotFoundError):
     """There is no group, array or chunk at the path."""
 
 
-@public("")
 class SnapshotNotFoundError(NotFoundError):
     """There is no snapshot with this id, or of this time."""
 
 
-@public("")
 class RefNotFoundError(NotFoundError):
     """There is no branch or tag with this name."""
 
 
-@public("")
 class RepositoryNotFoundError(NotFoundError):
     """There is no repository in the storage."""
 
 
-@public("")
 class AlreadyExistsError(IcechunkError):
     """The name or place is taken."""
 
 
-@public("")
 class ReadOnlyError(IcechunkError):
     """The session, store, storage or repository only reads."""
 
 
-@public("")
 class InvalidInputError(IcechunkError, ValueError):
     """An argument, key, index or document is wrong."""
 
 
-@public("")
 class SessionStateError(IcechunkError):
     """The session or repository cannot do this in its present state."""
 
 
-@public("")
 class StorageError(IcechunkError):
     """The storage failed, which often passes, or is not configured correctly."""
 
 
-@public("")
 class FormatError(IcechunkError):
     """A file cannot be read, or the format cannot express the request."""
 
 
-@public("")
 class InternalError(IcechunkError):
     """The engine found its own state inconsistent."""
 
@@ -528,7 +513,7 @@ def _both(name: str, engine_class: type[native.IcechunkError]) -> type[IcechunkE
 
 _MADE: Final[dict[tuple[str, type], type[IcechunkError]]] = {}
 _CLASSES: Final = {
-    cls.__name__: cls
+    cls.__name__: public("")(cls)
     for cls in list(globals().values())
     if isinstance(cls, type) and issubclass(cls, IcechunkError)
 }

@@ -154,6 +154,22 @@ class Source:
     """Hooks of this process; they do not travel, and so stay the last field."""
 
     @classmethod
+    def given(cls, arguments: Mapping[str, Any]) -> Source:
+        """Take the arguments of `Repository.open` or `create` by their names; others are left.
+
+        Warns of containers without named credentials.
+
+        Raises:
+            InvalidInputError: there are options, and the storage is not a path or a URL.
+        """
+        access = arguments["authorize_virtual_chunk_access"]
+        warn_of_none(access)
+        own = {it.name: arguments[it.name] for it in fields(cls) if it.name in arguments}
+        own["storage"] = given_storage(arguments["storage"], arguments["storage_options"])
+        own["after_commit"] = tuple(arguments["after_commit"])
+        return cls(**own, authorized=access)
+
+    @classmethod
     def of(cls, origin: Origin) -> Source:
         """Return how the facade opens, in other processes, what was opened natively."""
         return cls(

@@ -260,19 +260,7 @@ class Repository(Displayed):
             AlreadyExistsError: the place holds a repository or other objects.
             StorageError: commits could be lost there; nothing was written.
         """
-        warn_of_none(authorize_virtual_chunk_access)
-        source = Source(
-            given_storage(storage, storage_options),
-            config,
-            authorize_virtual_chunk_access,
-            attribution,
-            cache=cache,
-            hedge=hedge,
-            packing=packing,
-            sums=sums,
-            verify_reads=verify_reads,
-            after_commit=tuple(after_commit),
-        )
+        source = Source.given(locals())
         made = Creation(given_version(spec_version), check_clean_root, probe, layout)
         return _entered(cls, source, source.creating(made))
 
@@ -322,19 +310,7 @@ class Repository(Displayed):
             InvalidInputError: a setting is of another class (a `TypeError`, too), or
                 ``storage_options`` are given for a storage, which has its own.
         """
-        warn_of_none(authorize_virtual_chunk_access)
-        source = Source(
-            given_storage(storage, storage_options),
-            config,
-            authorize_virtual_chunk_access,
-            attribution,
-            cache=cache,
-            hedge=hedge,
-            packing=packing,
-            sums=sums,
-            verify_reads=verify_reads,
-            after_commit=tuple(after_commit),
-        )
+        source = Source.given(locals())
         return _entered(cls, source, source.opening())
 
     @property
@@ -398,19 +374,7 @@ class Repository(Displayed):
         Args and errors as for `open` and `create`; `create_version` is the format version of a
         repository that is created.
         """
-        warn_of_none(authorize_virtual_chunk_access)
-        source = Source(
-            given_storage(storage, storage_options),
-            config,
-            authorize_virtual_chunk_access,
-            attribution,
-            cache=cache,
-            hedge=hedge,
-            packing=packing,
-            sums=sums,
-            verify_reads=verify_reads,
-            after_commit=tuple(after_commit),
-        )
+        source = Source.given(locals())
         made = Creation(given_version(create_version), check_clean_root, probe, layout)
         return _entered(cls, source, source.creating(made, or_open=True))
 
@@ -814,19 +778,14 @@ class Repository(Displayed):
     def _known_diff(
         self,
         *,
-        from_branch: str | None = None,
-        from_tag: str | None = None,
         from_snapshot_id: str | None = None,
-        from_ref: str | None = None,
-        to_branch: str | None = None,
-        to_tag: str | None = None,
         to_snapshot_id: str | None = None,
-        to_ref: str | None = None,
+        **others: str | None,
     ) -> Diff | None:
         ready = self.handle.ready
         if ready is None or from_snapshot_id is None or to_snapshot_id is None:
             return None
-        if not (from_branch is from_tag is from_ref is to_branch is to_tag is to_ref is None):
+        if any(it is not None for it in others.values()):
             return None
         from icechunk_async.engine.history.diff import diff_in_memory  # noqa: PLC0415 -- slow to import
 
