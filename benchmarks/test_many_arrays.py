@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CHUNKS = 20
 CALLS = 100
+FOLDERS = ("manifests", "snapshots", "transactions")
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 ARRAY = (
     b'{"zarr_format":3,"node_type":"array","shape":[100000],"data_type":"uint8",'
@@ -41,11 +42,11 @@ async def _put(store: Store, key: str, data: bytes) -> None:
     await store.set(key, PROTOTYPE.buffer.from_bytes(data))
 
 
-async def _plant(store: Store, arrays: int) -> None:
+async def _plant(store: Store, arrays: int, chunks: int = CHUNKS) -> None:
     await _put(store, "zarr.json", GROUP)
     for number in range(arrays):
         await _put(store, f"a{number}/zarr.json", ARRAY)
-        for chunk in range(CHUNKS):
+        for chunk in range(chunks):
             await _put(store, f"a{number}/c/{chunk}", b"x")
 
 
@@ -92,6 +93,47 @@ def test_changed(contest: Contest, tmp_path: Path, arrays: int) -> None:
 
     work = dict.fromkeys(ENGINES, _commit)
     contest.race(f"commit a chunk in each of {arrays:,} arrays", work, rounds=7, setup=changed)
+
+
+@pytest.mark.parametrize("chunks", [42, 420])
+def test_append(contest: Contest, tmp_path: Path, chunks: int) -> None:
+    """Append a chunk to each of 142 arrays, and commit; manifests are split at ten chunks."""
+    arrays, chunks = contest.pick((5, 12), (142, chunks))
+    numbers = count(chunks)
+    for engine in ENGINES:
+        repository = create(engine, str(tmp_path / engine), inline=0, split=10)
+        repository.save_config()
+        session = repository.writable_session("main")
+        sync(_plant(session.store, arrays, chunks))
+        session.commit("planted")
+    repositories = {it: open_repository(it, str(tmp_path / it)) for it in ENGINES}
+
+    def appended(name: str) -> Any:
+        session = repositories[name].writable_session("main")
+        sync(_append(session.store, arrays, next(numbers)))
+        return session
+
+    work = dict.fromkeys(ENGINES, _commit)
+    title = f"append to each of {arrays} arrays of {chunks} chunks"
+    contest.race(title, work, rounds=7, setup=appended)
+    kilobytes: dict[str, list[float]] = {}
+    for engine in ENGINES:
+        session = appended(engine)
+        before = _size_bytes(tmp_path / engine)
+        session.commit("one more")
+        kilobytes[engine] = [(_size_bytes(tmp_path / engine) - before) / 1000]
+    contest.add(f"{title}: manifests, snapshot, log", kilobytes, metric="KB")
+
+
+def _size_bytes(root: Path) -> int:
+    """Return the size of the manifests, snapshots and logs."""
+    files = [it for it in root.rglob("*") if it.is_file()]
+    return sum(it.stat().st_size for it in files if it.parent.name in FOLDERS)
+
+
+async def _append(store: Store, arrays: int, chunk: int) -> None:
+    for number in range(arrays):
+        await _put(store, f"a{number}/c/{chunk}", b"y")
 
 
 @CHANGES

@@ -255,3 +255,75 @@ async def test_virtual_chunks_share_too(spec: int, tmp_path: Path) -> None:
     session.commit("theirs")
     assert sorted(uses(root).values()) == [1, 3, ARRAYS - 4]
     await views_agree(root, spec, source=source)
+
+
+GROWING = range(1, 5)
+"""Arrays of one axis that grow, with one of two axes."""
+
+
+def growth(length: int) -> list[Edit]:
+    """Return the edits that append a chunk to each of them."""
+    edits: list[Edit] = []
+    for number in GROWING:
+        if number % 3 == 0:
+            edits += [resize(name(number), length, 6)]
+            edits += [write(name(number), [length - 2, 0], [length, 6], length)]
+        else:
+            edits += [resize(name(number), length)]
+            edits += [write(name(number), [length - 2], [length], length)]
+    return edits
+
+
+@SPECS
+@pytest.mark.parametrize("turns", [("ours",), ("ours", "theirs")])
+async def test_both_engines_append_by_the_stored_rule(
+    spec: int, turns: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Each writes the last cells; ours puts those of all arrays together; both read all of it."""
+    root = tmp_path / "repo"
+    rule = ((("AnyArray", ""), ((0, 3),)),)
+    await ENGINES["ours"].create(root, spec, Settings(0, rule))
+    async with ENGINES["ours"].open(root) as repo:
+        work = await repo.work()
+        await apply(work.store, plants()[2 * GROWING.start : 2 * GROWING.stop])
+        await work.commit("planted")
+    sealed: set[str] = set()
+    for turn in range(8):
+        await commit(root, turns[turn % len(turns)], *growth(2 * (turn + 5)))
+        assert sealed <= uses(root).keys(), "full cells are not written again"
+        if turns[turn % len(turns)] == "ours":
+            assert len(GROWING) in uses(root).values()
+        cells = -(-(turn + 5) // 3)
+        shown = open_official(root).inspect_snapshot(open_official(root).lookup_branch("main"))
+        lengths = {len(node.get("manifest_refs", ())) for node in shown["nodes"]} - {0}
+        assert lengths == {cells}
+        last = {
+            node["manifest_refs"][-1]["id"] for node in shown["nodes"] if "manifest_refs" in node
+        }
+        sealed = uses(root).keys() - last if (turn + 5) % 3 else set(uses(root))
+        if turn % 3 == 2:
+            await views_agree(root, spec)
+    await views_agree(root, spec, everything=True)
+    assert set(check_garbage(root).values()) == {0}
+    open_official(root).expire_snapshots(datetime.now(UTC))
+    collect(root, dry_run=False)
+    await views_agree(root, spec)
+    async with Repository.open(root) as repository:
+        assert (await repository.verify()).is_healthy
+
+
+async def test_wheel_1_appends_by_the_stored_rule(wheel: Wheel1, tmp_path: Path) -> None:
+    """As well."""
+    root = tmp_path / "repo"
+    await ENGINES["ours"].create(root, 1, Settings(0, ((("AnyArray", ""), ((0, 3),)),)))
+    await commit(root, "ours", *plants()[2 * GROWING.start : 2 * GROWING.stop])
+    options: dict[str, Any] = {"root": str(root), "source": None, "branch": "main", "metadata": {}}
+    for turn in range(6):
+        edits = growth(2 * (turn + 5))
+        if turn % 2:
+            await commit(root, "ours", *edits)
+            assert len(GROWING) in uses(root).values()
+        else:
+            wheel.ask("commit", edits=dumps(edits), **options)
+        await agree(wheel, root)
+    assert wheel.ask("collect", root=str(root), dry_run=True)["bytes"] == 0

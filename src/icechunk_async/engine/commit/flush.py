@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import field, replace
-from itertools import batched
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -37,7 +37,7 @@ from icechunk_async.format.snapshot import Files, ManifestFileInfo, ManifestRef
 from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from icechunk_async._runtime.progress import ProgressCallback
@@ -68,8 +68,12 @@ __all__ = [
 _CONCURRENT_MANIFESTS: Final = 16
 _CONCURRENT_REWRITES: Final = 4
 """Arrays at a time, and manifests of each; several because reading and writing take time."""
-_REWRITTEN_TOGETHER: Final = 1024
-"""Arrays of a rewrite that may share manifests, so that not all are in memory."""
+_CELLS_TOGETHER: Final = 4096
+"""Cells that wait for a manifest to share, of one array and in a rewrite of all, at most: their
+references are in memory."""
+_LOOKED_AT: Final = 64
+"""Manifests that a commit looks at to see whether they are mostly garbage, at most: a deleted array
+may leave thousands."""
 _KEPT_REFS: Final = 4096
 _KEPT_BYTES: Final = 1 << 18
 """The largest manifest, by references and by inline bytes, that stays decoded when it is replaced:
@@ -119,8 +123,8 @@ class Written:
     )
     packed: dict[ManifestId, bytes] = field(default_factory=dict[ManifestId, bytes])
     sums: dict[ManifestId, Sidecar] = field(default_factory=dict[ManifestId, Sidecar])
-    waiting: Waiting | None = None
-    """All references of the array, if no manifest is made for them yet."""
+    waiting: tuple[Waiting, ...] = ()
+    """The references of cells that no manifest is made for yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,7 @@ class Flusher:
             return written
 
         written: list[Written] = []
-        for some in batched(arrays, _REWRITTEN_TOGETHER):
+        for some in _together(arrays, self.num_cells):
             found = await bounded_map(write, some, limit=_CONCURRENT_REWRITES)
             written += await self._share(found, store=True)
         return self._flushed(base, tree, arrays, written)
@@ -261,7 +265,7 @@ class Flusher:
                         f"{base.id} does not list. The repository is damaged."
                     )
                 used[ref.manifest_id] = info
-        dropped = _left_by(tree, changed)
+        dropped = _left_by(tree, changed, written)
         files = Files.of(base.manifests).edited(
             [info for manifest_id, info in used.items() if manifest_id in made],
             dropped - nodes.using(dropped - used.keys()) - used.keys(),
@@ -280,7 +284,7 @@ class Flusher:
 
         With ``store`` they are stored, too.
         """
-        groups = list(grouped(it.waiting for it in written if it.waiting is not None))
+        groups = list(grouped(_in_turns([it.waiting for it in written])))
         if not groups:
             return written
         size_bytes = sum(it.size_bytes for group in groups for it in group)
@@ -289,16 +293,20 @@ class Flusher:
         )
         if store:
             found = await bounded_map(self._store_made, found, limit=_CONCURRENT_REWRITES)
-        placed = {
-            it.node_id: _written([made], (ref,))
+        made_for = {
+            it: (made, ref)
             for group, made in zip(groups, found, strict=True)
             for it, ref in zip(group, made.refs, strict=True)
         }
-        for node_id, it in placed.items():
+        placed = [_placed(it, made_for) for it in written]
+        by_waiting = {
+            it.waiting: new for it, new in zip(written, placed, strict=True) if it.waiting
+        }
+        for node_id in {it.node_id for it in made_for}:
             known = self._made.get(node_id)
-            if known is not None and known[1].waiting is not None:
-                self._made[node_id] = (known[0], it)
-        return [it if it.waiting is None else placed[it.waiting.node_id] for it in written]
+            if known is not None and known[1].waiting in by_waiting:
+                self._made[node_id] = (known[0], by_waiting[known[1].waiting])
+        return placed
 
     def _encode_group(self, group: list[Waiting]) -> _Made:
         """Encode the manifest of some arrays."""
@@ -318,25 +326,29 @@ class Flusher:
             return []
         left = {
             it
-            for it in _left_by(tree, changed)
+            for it in _left_by(tree, changed, written)
             if (info := base.manifests.get(it)) is not None and 1 < info.num_chunk_refs <= MOST_REFS
         }
         if not left:
             return []
         nodes = tree.edited().edited(map(_with_manifests, changed, written))
-        users = nodes.users(left)
+        users = dict(islice(nodes.users(left).items(), _LOOKED_AT))
         found = await bounded_map(
             lambda it: self._mostly_garbage(base, it, users[it]),
             list(users),
             limit=_CONCURRENT_MANIFESTS,
         )
-        moving: list[Node] = []
-        waiting: list[Written] = []
+        moving: dict[NodeId, Node] = {}
+        waiting: dict[NodeId, Written] = {}
         for manifest in (it for it in found if it is not None):
             for node, it in _movable(manifest, nodes, users[manifest.id]):
-                moving.append(node)
-                waiting.append(Written((), waiting=it))
-        return list(zip(moving, await self._share(waiting), strict=True))
+                assert node.array is not None
+                moving[node.id] = node
+                before = waiting.get(node.id, Written(node.array.manifests))
+                kept = tuple(ref for ref in before.refs if ref.manifest_id != manifest.id)
+                waiting[node.id] = Written(kept, waiting=(*before.waiting, it))
+        shared = await self._share(list(waiting.values()))
+        return list(zip(moving.values(), shared, strict=True))
 
     async def _mostly_garbage(
         self, base: Snapshot, manifest_id: ManifestId, users: list[NodeId]
@@ -420,7 +432,7 @@ class Flusher:
             changes,
             base,
             store=rewrite_all,
-            share=not plan.reused and len(plan.cells) == 1,
+            share=len(plan.cells) <= _CELLS_TOGETHER,
         )
         written = replace(made, refs=(*plan.reused, *made.refs))
         self._made[node.id] = (recipe, written)
@@ -439,7 +451,7 @@ class Flusher:
     ) -> Written:
         """Build the manifests of some cells; ``store`` each when it is made.
 
-        With ``share`` the references of an only cell may be left to `_share`.
+        With ``share`` those of cells with few references are left to `_share`.
         """
         share = share and self._assets.layout.manifests.shares
 
@@ -448,13 +460,11 @@ class Flusher:
             return await self._store_made(made) if store and isinstance(made, _Made) else made
 
         limit = _CONCURRENT_REWRITES if store else _CONCURRENT_MANIFESTS
-        made: list[_Made] = []
-        for it in await bounded_map(build, cells, limit=limit):
-            if isinstance(it, Waiting):
-                return Written((), waiting=it)
-            if it is not None:
-                made.append(it)
-        return _written(made, tuple(ref for it in made for ref in it.refs))
+        found = await bounded_map(build, cells, limit=limit)
+        made = [it for it in found if isinstance(it, _Made)]
+        waiting = tuple(it for it in found if isinstance(it, Waiting))
+        written = _written(made, tuple(ref for it in made for ref in it.refs))
+        return replace(written, waiting=waiting) if waiting else written
 
     async def _build(
         self,
@@ -623,6 +633,46 @@ def plan_cells(node: Node, splitting: ManifestSplittingConfig | None) -> list[Ce
     return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True).cells
 
 
+def _together(arrays: Iterable[Node], num_cells: Callable[[Node], int]) -> Iterator[list[Node]]:
+    """Divide arrays so that those of each part have a bounded number of cells."""
+    part: list[Node] = []
+    cells = 0
+    for node in arrays:
+        count = num_cells(node)
+        if part and cells + count > _CELLS_TOGETHER:
+            yield part
+            part, cells = [], 0
+        part.append(node)
+        cells += count
+    if part:
+        yield part
+
+
+def _in_turns(waiting: Sequence[tuple[Waiting, ...]]) -> Iterator[Waiting]:
+    """Iterate over the first cells of all arrays, then over the second ones, and so on.
+
+    Arrays that grow together grow by the same cells, which then share the same manifests.
+    """
+    for turn in range(max(map(len, waiting), default=0)):
+        for cells in waiting:
+            if turn < len(cells):
+                yield cells[turn]
+
+
+def _placed(it: Written, made_for: Mapping[Waiting, tuple[_Made, ManifestRef]]) -> Written:
+    """Return the manifests of an array, with those that were made since for cells that waited."""
+    if not it.waiting:
+        return it
+    new = [made_for[cell] for cell in it.waiting]
+    more = _written([made for made, _ in new], (*it.refs, *(ref for _, ref in new)))
+    return Written(
+        more.refs,
+        {**it.files, **more.files},
+        {**it.packed, **more.packed},
+        {**it.sums, **more.sums},
+    )
+
+
 def _written(made: Sequence[_Made], refs: tuple[ManifestRef, ...]) -> Written:
     return Written(
         refs,
@@ -641,9 +691,12 @@ def _movable(manifest: Manifest, nodes: Nodes, users: list[NodeId]) -> list[tupl
     for node_id in users:
         path = nodes.path_of(node_id)
         node = None if path is None else nodes[path]
-        if node is None or node.array is None or len(node.array.manifests) != 1:
+        if node is None or node.array is None:
             return []
         refs = manifest.refs(node_id, len(node.array.dimensions)).narrow().compact()
+        uses = [it.extents for it in node.array.manifests if it.manifest_id == manifest.id]
+        if len(uses) != 1 or not (len(node.array.manifests) == 1 or refs.inside(uses[0]).all()):
+            return []
         size_bytes = may_share(refs)
         if len(refs) == 0 or size_bytes is None:
             return []
@@ -651,14 +704,19 @@ def _movable(manifest: Manifest, nodes: Nodes, users: list[NodeId]) -> list[tupl
     return [] if manifest.strays else found
 
 
-def _left_by(tree: WorkingTree, changed: Sequence[Node]) -> set[ManifestId]:
-    """Return the manifests that changed and deleted arrays have in the base."""
-    return {
-        ref.manifest_id
-        for node in (*map(tree.base_node, changed), *tree.deleted_nodes())
-        if node is not None and node.array is not None
-        for ref in node.array.manifests
-    }
+def _left_by(
+    tree: WorkingTree, changed: Sequence[Node], written: Sequence[Written]
+) -> set[ManifestId]:
+    """Return the manifests that changed and deleted arrays have in the base and use no longer."""
+
+    def used(node: Node | None) -> set[ManifestId]:
+        array = None if node is None else node.array
+        return set() if array is None else {ref.manifest_id for ref in array.manifests}
+
+    left: set[ManifestId] = set()
+    for node, now in zip(changed, written, strict=True):
+        left |= used(tree.base_node(node)) - {ref.manifest_id for ref in now.refs}
+    return left.union(*map(used, tree.deleted_nodes()))
 
 
 def _sidecar(manifest_id: ManifestId, arrays: Mapping[NodeId, ChunkRefs], packed: bytes) -> Sidecar:

@@ -36,7 +36,7 @@ _BYTES_PER_REF: Final = 44
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """All references of one array, which wait for a manifest."""
+    """All references of one array, or of a cell of it, which wait for a manifest."""
 
     node_id: NodeId
     refs: ChunkRefs
@@ -69,14 +69,18 @@ def may_share(refs: ChunkRefs) -> int | None:
 def grouped(waiting: Iterable[Waiting]) -> Iterator[list[Waiting]]:
     """Divide arrays among manifests, in the order given: neighbours are often read together."""
     group: list[Waiting] = []
+    arrays: set[NodeId] = set()
     refs = size = 0
     for it in waiting:
         refs += len(it.refs)
         size += it.size_bytes
-        if group and (len(group) == _MOST_ARRAYS or refs > MOST_REFS or size > _MOST_BYTES):
+        full = len(group) == _MOST_ARRAYS or refs > MOST_REFS or size > _MOST_BYTES
+        if group and (full or it.node_id in arrays):  # an array has all its references together
             yield group
             group, refs, size = [], len(it.refs), it.size_bytes
+            arrays.clear()
         group.append(it)
+        arrays.add(it.node_id)
     if group:
         yield group
 

@@ -20,7 +20,7 @@ from icechunk_async.config import (
     ManifestSplitDimCondition,
     ManifestSplittingConfig,
 )
-from icechunk_async.engine.commit import shared
+from icechunk_async.engine.commit import flush, shared
 from icechunk_async.engine.commit.conflicts import BasicConflictSolver
 from icechunk_async.engine.commit.shared import Waiting, grouped, is_mostly_garbage, may_share
 from icechunk_async.engine.upkeep.rewrite import plan_rewriting
@@ -33,7 +33,7 @@ from icechunk_async.format.manifest.refs import (
     VirtualChunk,
 )
 from icechunk_async.format.snapshot.nodes import Nodes
-from icechunk_async.storage import open_storage
+from icechunk_async.storage import Data, Expected, Storage, Version, open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import examples, make_array, memory_url, objects, read, write
@@ -77,6 +77,8 @@ def test_a_manifest_is_shared_up_to_a_number_of_references_arrays_and_bytes() ->
     assert sizes(list(grouped(waiting(it, 1) for it in range(130)))) == [64, 64, 2]
     assert sizes(list(grouped(waiting(it, 1, 1 << 14) for it in range(9)))) == [4, 4, 1]
     assert sizes(list(grouped([waiting(0, 5000, 1 << 20), waiting(1, 1)]))) == [1, 1]
+    # An array has one cell in a manifest.
+    assert sizes(list(grouped(waiting(it % 3, 1) for it in range(8)))) == [3, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -197,27 +199,200 @@ async def test_one_array_is_read_from_a_shared_manifest_in_one_request(spec: int
             assert info.size_bytes < 1 << 16
 
 
-async def test_large_and_split_arrays_have_manifests_of_their_own() -> None:
-    """Only the references of small arrays that are in one manifest lie together."""
-    condition = ManifestSplitCondition.name_matches("split")
-    rules: Any = {condition: {ManifestSplitDimCondition.Any(): 2}}
+def split(length: int, condition: ManifestSplitCondition | None = None) -> RepositoryConfig:
+    """Return a configuration that divides manifests along every axis."""
+    rules: Any = {
+        condition or ManifestSplitCondition.any_array(): {ManifestSplitDimCondition.Any(): length}
+    }
     splitting = ManifestSplittingConfig.from_dict(rules)
-    config = RepositoryConfig(manifest=ManifestConfig(splitting=splitting))
+    return RepositoryConfig(manifest=ManifestConfig(splitting=splitting))
+
+
+async def test_large_arrays_have_manifests_of_their_own() -> None:
+    """Small ones lie together, also those that are split: by their first cells, and so on."""
+    config = split(2, ManifestSplitCondition.name_matches("split"))
     async with Repository.create(memory_url(), config=config) as repository:
         session = await repository.writable_session("main")
-        for name, chunks in (("a", 3), ("large", 101), ("split", 4), ("z", 100)):
+        for name, chunks in (("a", 3), ("large", 101), ("split", 4), ("splits", 3), ("z", 100)):
             await make_array(session, name, (200,), (1,))
             for chunk in range(chunks):
                 await write(session, f"{name}/c/{chunk}", b"x")
-        await session.commit("four")
+        await session.commit("five")
         snapshot = await tip(repository)
         of = {path: node.array for path, node in snapshot.nodes.items()}
         names = {
             path: [it.manifest_id for it in array.manifests] for path, array in of.items() if array
         }
-        assert names["/a"] == names["/z"]
-        assert len(names["/split"]) == 2
-        assert len({*names["/a"], *names["/large"], *names["/split"]}) == 4
+        assert names["/a"] == names["/z"] == names["/split"][:1]
+        assert names["/split"] == names["/splits"]
+        assert len(set(names["/split"])) == 2
+        assert len({*names["/large"], *names["/split"]}) == 3
+
+
+async def appended(repository: Repository, arrays: int, chunk: int) -> None:
+    """Commit one more chunk of arrays."""
+    session = await repository.writable_session("main")
+    for number in range(arrays):
+        await make_array(session, f"a{number:04}", (chunk + 1,), (1,))
+        await write(session, f"a{number:04}/c/{chunk}", b"%d" % chunk)
+    await session.commit("append")
+
+
+@SPECS
+async def test_appends_to_many_split_arrays_write_few_manifests(spec: int) -> None:
+    """Those of the last cells; what is full is neither read nor written again."""
+    async with open_storage(memory_url()) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        config = replace(split(4), inline_chunk_threshold_bytes=0)
+        async with Repository.create(storage, config=config, spec_version=spec) as repository:
+            for chunk in range(10):
+                storage.forget()
+                await appended(repository, 100, chunk)
+                # Two manifests, a snapshot, a log, and the reference or the repo info.
+                assert storage.requests["put"] == 100 + 5
+        async with Repository.open(storage) as repository:
+            snapshot = await tip(repository)
+            assert len(snapshot.manifests) == 3 * 2
+            assert sorted(set(uses(snapshot).values())) == [36, 64]
+            storage.forget()
+            await appended(repository, 100, 10)
+            assert len([key for _, key in storage.log if key.startswith("manifests/")]) == 2 + 2
+            session = await repository.readonly_session("main")
+            for chunk in range(11):
+                assert await read(session, f"a0070/c/{chunk}") == b"%d" % chunk
+            assert (await repository.verify("length")).is_healthy
+
+
+class Weighs(LatencyStorage):
+    """Counts the bytes that are written, by folder."""
+
+    def __init__(self, storage: Storage, *, seconds: float) -> None:
+        super().__init__(storage, seconds=seconds)
+        self.written: Counter[str] = Counter()
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        self.written[key.partition("/")[0]] += len(data)
+        return await super().put(key, data, if_version=if_version)
+
+
+def test_an_append_to_a_long_archive_writes_little_more() -> None:
+    """Twenty times as long: ids of full cells in the snapshot. In two round trips."""
+
+    async def scenario(length: int) -> tuple[Counter[str], float]:
+        async with open_storage(memory_url()) as plain:
+            config = replace(split(15), inline_chunk_threshold_bytes=0)
+            async with Repository.create(plain, config=config) as repository:
+                await planted_evenly(repository, 32, length)
+                await repository.save_config()
+            storage = Weighs(plain, seconds=1)
+            async with Repository.open(storage) as repository:
+                for chunk in (length, length + 1):
+                    session = await repository.writable_session("main")
+                    for number in range(32):
+                        await make_array(session, f"a{number:04}", (chunk + 1,), (1,))
+                        await write(session, f"a{number:04}/c/{chunk}", b"%d" % chunk)
+                    storage.written.clear()
+                    began = asyncio.get_running_loop().time()
+                    await session.commit("append")
+                    seconds = asyncio.get_running_loop().time() - began
+                return storage.written, seconds
+
+    found = []
+    for length in (15, 300):
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            found.append(runner.run(scenario(length)))
+    (short, seconds), (long, later) = found
+    assert seconds == later == 2
+    assert long["manifests"] < short["manifests"] + 100 < 3_000
+    assert long["snapshots"] < short["snapshots"] + 19 * 60
+    assert long["transactions"] < short["transactions"] + 100
+
+
+async def planted_evenly(repository: Repository, arrays: int, length: int) -> None:
+    """Commit arrays of some chunks, each of other bytes."""
+    session = await repository.writable_session("main")
+    for number in range(arrays):
+        await make_array(session, f"a{number:04}", (length,), (1,))
+        for chunk in range(length):
+            await write(session, f"a{number:04}/c/{chunk}", b"%d" % chunk)
+    await session.commit("planted")
+
+
+async def test_a_commit_across_cells_shares_each_of_them() -> None:
+    """So does the first commit under new rules, which divides what is there, and a rewrite."""
+    async with open_storage(memory_url()) as plain:
+        async with Repository.create(plain) as repository:
+            await planted(repository, 10, 7)
+        async with Repository.open(plain, config=split(3)) as repository:
+            await appended(repository, 10, 7)
+            assert list(uses(await tip(repository)).values()) == [10, 10, 10]
+            await repository.rewrite_manifests("again", branch="main")
+            assert list(uses(await tip(repository)).values()) == [10, 10, 10]
+            session = await repository.readonly_session("main")
+            values = [await read(session, f"a0009/c/{chunk}") for chunk in range(8)]
+            assert values == [b"x"] * 7 + [b"7"]
+
+
+@SPECS
+async def test_deleting_split_arrays_moves_all_cells_of_the_others_out(spec: int) -> None:
+    """Of every manifest that is mostly garbage now; they share new ones, cell by cell."""
+    async with Repository.create(memory_url(), config=split(2), spec_version=spec) as repository:
+        await planted(repository, 5, 6)
+        old = (await tip(repository)).manifests
+        assert len(old) == 3
+        session = await repository.writable_session("main")
+        for number in range(3):
+            await session.store.delete(f"a{number:04}/zarr.json")
+        await write(session, "a0003/c/5", b"y")
+        await session.commit("gone")
+        snapshot = await tip(repository)
+        assert not old.keys() & snapshot.manifests.keys()
+        # What changed is likely to change again, so it is apart from what moved.
+        assert sorted(uses(snapshot).values()) == [1, 1, 2, 2]
+        assert {it.num_chunk_refs for it in snapshot.manifests.values()} == {2, 4}
+        assert (await repository.verify("length")).is_healthy
+        session = await repository.readonly_session("main")
+        values = [await read(session, f"a0003/c/{it}") for it in range(6)]
+        assert values == [b"x"] * 5 + [b"y"]
+        assert [await read(session, f"a0004/c/{it}") for it in range(6)] == [b"x"] * 6
+
+
+async def test_arrays_of_very_many_cells_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their references would all be in memory; a rewrite stores a manifest when it is made."""
+    async with open_storage(memory_url()) as plain:
+        async with Repository.create(plain) as repository:
+            await planted(repository, 10, 7)
+        async with Repository.open(plain, config=split(3)) as repository:
+            monkeypatch.setattr(flush, "_CELLS_TOGETHER", 2)
+            await repository.rewrite_manifests("apart", branch="main")
+            assert list(uses(await tip(repository)).values()) == [1] * 30
+            monkeypatch.setattr(flush, "_CELLS_TOGETHER", 12)
+            await repository.rewrite_manifests("fours", branch="main")
+            assert sorted(uses(await tip(repository)).values()) == [2] * 3 + [4] * 6
+            assert (await repository.verify("length")).is_healthy
+
+
+async def test_deleting_arrays_looks_at_a_bounded_number_of_manifests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Arrays of many cells leave many; the commit does not read all of them."""
+    monkeypatch.setattr(flush, "_LOOKED_AT", 3)
+    async with open_storage(memory_url()) as plain:
+        async with Repository.create(plain, config=split(1)) as repository:
+            await planted(repository, 5, 8)
+        storage = LatencyStorage(plain, seconds=0)
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            for number in range(4):
+                await session.store.delete(f"a{number:04}/zarr.json")
+            storage.forget()
+            await session.commit("gone")
+            read_again = [k for op, k in storage.log if op == "get" and k.startswith("manifests/")]
+            assert len(read_again) == 3
+            assert (await repository.verify("length")).is_healthy
+            session = await repository.readonly_session("main")
+            assert [await read(session, f"a0004/c/{it}") for it in range(8)] == [b"x"] * 8
 
 
 async def test_arrays_move_out_of_a_manifest_of_which_less_than_half_is_used() -> None:
@@ -513,13 +688,19 @@ def used(snapshot: Snapshot, manifest: Manifest) -> list[ChunkRefs]:
     ]
 
 
-@examples(120)
-@given(st.sampled_from([1, 2]), STEPS)
-def test_histories_equal_a_model(spec: int, steps: list[tuple[Any, ...]]) -> None:
-    """After any changes, moves and collections nothing is lost, and nothing old comes back."""
+@examples(160)
+@given(st.sampled_from([1, 2]), st.sampled_from([None, 1, 2, 3]), STEPS)
+def test_histories_equal_a_model(
+    spec: int, length: int | None, steps: list[tuple[Any, ...]]
+) -> None:
+    """After any changes, moves and collections nothing is lost, and nothing old comes back.
+
+    In manifests of any length of cells.
+    """
 
     async def scenario() -> None:
-        async with Repository.create(memory_url(), spec_version=spec) as repository:
+        config = None if length is None else split(length)
+        async with Repository.create(memory_url(), config=config, spec_version=spec) as repository:
             model = Model(repository, await repository.writable_session("main"))
             for step in steps:
                 if step[0] == "amend" and spec == 1:
