@@ -2341,6 +2341,36 @@ class Repository:
 
     # Upkeep
 
+    async def split_appends(self, dimension: str, *, branch: str = "main") -> int:
+        """Store a rule that splits manifests along a dimension, for archives that grow along it.
+
+        Each append then writes the references of the last chunks only. The rule is part of the
+        stored configuration, ``manifest.splitting``, which the official engine follows as well. It
+        comes before the rules that are there, and replaces an earlier one for the dimension. It
+        counts for everyone who opens the repository from now on; other handles keep theirs.
+
+        Existing manifests are divided when their arrays change. Where they are large, let
+        `rewrite_manifests` of a repository that is opened after this do it when it suits you.
+
+        Args:
+            dimension: its name, as in the arrays' ``dimension_names``.
+            branch: whose arrays decide the length.
+
+        Returns:
+            The chunks along the dimension that a manifest spans: 100 for an array with one chunk a
+            step, fewer for arrays of more chunks and for many arrays.
+
+        Raises:
+            InvalidInputError: no array of the branch has the dimension; nothing was stored.
+            BranchNotFoundError: there is no such branch.
+            ConflictError: the stored configuration changed meanwhile; nothing was stored.
+
+        Cancellation: the rule may have been stored.
+        """
+        from icechunk_async.engine.upkeep.rewrite import split_appends  # noqa: PLC0415 -- slow to import
+
+        return await split_appends(self._engine, dimension, branch)
+
     async def rewrite_manifests(
         self,
         message: str,

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zarr
+import zarr.api.asynchronous as zarr_async
 
 from icechunk_async import Repository
 from tests.interop.answers import Policy, Settings
@@ -327,3 +329,32 @@ async def test_wheel_1_appends_by_the_stored_rule(wheel: Wheel1, tmp_path: Path)
             wheel.ask("commit", edits=dumps(edits), **options)
         await agree(wheel, root)
     assert wheel.ask("collect", root=str(root), dry_run=True)["bytes"] == 0
+
+
+@SPECS
+async def test_the_official_engine_appends_by_a_rule_that_we_chose(
+    spec: int, tmp_path: Path
+) -> None:
+    """It divides what is there, as ours would, and writes the last cells from then on."""
+    root = tmp_path / "repo"
+    names = tuple(map(name, range(142)))
+    async with Repository.create(root, spec_version=spec) as repository:
+        session = await repository.writable_session("main")
+        for it in names:
+            await zarr_async.create_array(
+                session.store, name=it, shape=(20,), chunks=(1,), dtype="u1", dimension_names=["t"]
+            )
+        await session.commit("planted")
+        assert await repository.split_appends("t") == 14
+    official = open_official(root)
+    for length in (21, 22):
+        session = official.writable_session("main")
+        array = zarr.open_array(session.store, path=names[7])
+        array.resize((length,))
+        array[:] = length
+        session.commit("theirs")
+    shown = official.inspect_snapshot(official.lookup_branch("main"))
+    (refs,) = (node["manifest_refs"] for node in shown["nodes"] if node.get("manifest_refs"))
+    assert [it["extents"] for it in refs] == [[[0, 14]], [[14, 22]]]
+    await commit(root, "ours", resize(names[7], 23), write(names[7], [22], [23], 5))
+    await views_agree(root, spec)

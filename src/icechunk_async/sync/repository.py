@@ -990,6 +990,7 @@ class Repository(Displayed):
         )
         return set(map(str, found))
 
+    split_appends, split_appends_async = asked(Native.split_appends)
     rewrite_manifests, rewrite_manifests_async = asked(Native.rewrite_manifests, str)
     compact, compact_async = asked(Native.compact)
 

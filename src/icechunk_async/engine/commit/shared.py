@@ -7,6 +7,7 @@ returns groups of them.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,8 +21,16 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRefs
+    from icechunk_async.format.snapshot import ArrayData
 
-__all__ = ["MOST_REFS", "Waiting", "grouped", "is_mostly_garbage", "may_share"]
+__all__ = [
+    "MOST_REFS",
+    "Waiting",
+    "grouped",
+    "is_mostly_garbage",
+    "length_for_appends",
+    "may_share",
+]
 
 MOST_REFS: Final = 1000
 """References in a shared manifest. Readers preload coordinates from manifests up to this size."""
@@ -30,8 +39,32 @@ _MOST_BYTES: Final = 1 << 16
 """Bytes of a shared manifest before it is compressed, roughly: a reader of one array gets all."""
 _MOST_REFS_OF_ONE: Final = 100
 _MOST_BYTES_OF_ONE: Final = 1 << 14
+_REFS_OF_LAST_CELLS: Final = 2048
+"""References that all last cells of an archive have together, at most: some 32 KB."""
 _BYTES_PER_REF: Final = 44
 """The bytes of a reference in a file besides inline bytes and its location."""
+
+
+def length_for_appends(arrays: Iterable[ArrayData], dimension: str) -> int | None:
+    """Return the chunks along a growing dimension that a manifest should span.
+
+    An append writes the last cells of all arrays: they should be few references, and those of
+    each array few enough to share. None if no array has the dimension.
+    """
+    of_a_step = [
+        prod(
+            max(1, chunks)
+            for chunks, name in zip(array.grid, array.dimension_names, strict=True)
+            if name != dimension
+        )
+        for array in arrays
+        if array.dimension_names is not None and dimension in array.dimension_names
+    ]
+    if not of_a_step:
+        return None
+    # Those that cannot share even for one step need not be short for it.
+    shared = _MOST_REFS_OF_ONE // max(of_a_step) or _REFS_OF_LAST_CELLS
+    return max(1, min(shared, _REFS_OF_LAST_CELLS // sum(of_a_step)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from icechunk_async.engine.commit.flush import (
 )
 from icechunk_async.engine.commit.guard import RewriteGuard
 from icechunk_async.engine.commit.once import repeated
-from icechunk_async.engine.commit.shared import MOST_REFS
+from icechunk_async.engine.commit.shared import MOST_REFS, length_for_appends
 from icechunk_async.engine.history import Amend, Commit, check_online, check_unprotected
 from icechunk_async.errors import (
     InvalidInputError,
@@ -30,7 +31,13 @@ from icechunk_async.errors import (
     SessionStateError,
     StorageUnavailableError,
 )
-from icechunk_async.format.config import ManifestSplittingConfig
+from icechunk_async.format.config import (
+    ManifestConfig,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    ManifestSplittingConfig,
+    RepositoryConfig,
+)
 from icechunk_async.format.config.codec import splitting_to_json
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
@@ -54,6 +61,7 @@ __all__ = [
     "plan_rewriting",
     "publish_rewritten",
     "rewrite_manifests",
+    "split_appends",
 ]
 
 _METHODS: Final = ("new_commit", "amend")
@@ -241,3 +249,35 @@ def _properties(
     }
     reserved: Any = metadata.get(_RESERVED)
     return {**metadata, _RESERVED: {**(reserved if isinstance(reserved, dict) else {}), **rules}}
+
+
+async def split_appends(engine: Engine, dimension: str, branch: str) -> int:
+    """Store a rule that splits manifests along a dimension; return the chunks of each."""
+    engine.check_safe()
+    snapshot = await engine.load(branch)
+    arrays = (node.array for node in snapshot.nodes.values() if node.array is not None)
+    length = length_for_appends(arrays, dimension)
+    if length is None:
+        raise InvalidInputError(
+            f"No array on branch {branch!r} has a dimension {dimension!r}. Give a name from the "
+            "arrays' dimension_names."
+        )
+    stored = await engine.history.load_config()
+    config = _with_rule(stored.config or RepositoryConfig(), dimension, length)
+    if config != stored.config:
+        await engine.history.save_config(config, stored)
+    return length
+
+
+def _with_rule(config: RepositoryConfig, dimension: str, length: int) -> RepositoryConfig:
+    """Return a configuration that splits all arrays along a dimension, in place of other rules."""
+    everywhere = ManifestSplitCondition.any_array()
+    axis = ManifestSplitDimCondition.DimensionName(f"^{re.escape(dimension)}$")
+    manifest = config.manifest or ManifestConfig()
+    rules = manifest.splitting.split_sizes if manifest.splitting is not None else None
+    # The first rule that fits an axis counts, so those for other axes stay in force.
+    others = [
+        it for it in rules or () if it[0] != everywhere or [dim for dim, _ in it[1]] != [axis]
+    ]
+    splitting = ManifestSplittingConfig(((everywhere, ((axis, length),)), *others))
+    return replace(config, manifest=replace(manifest, splitting=splitting))
