@@ -41,6 +41,7 @@ _MAPPED_BYTES: Final = 1 << 17
 _OPENAT2: Final = 437  # on all of these
 _MACHINES: Final = frozenset({"x86_64", "aarch64", "ppc64le", "s390x", "riscv64"})
 _AT_FDCWD: Final = -100
+_RESOLVE_NO_XDEV: Final = 0x01
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_CACHED: Final = 0x20
 _AT_STATX_DONT_SYNC_AT_EMPTY_PATH: Final = 0x4000 | 0x1000
@@ -95,8 +96,10 @@ class _Calls:
         )
         # The kernel only reads the structure, so that one serves all threads.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        self._how = _How(flags, 0, _RESOLVE_CACHED | _RESOLVE_NO_SYMLINKS)
-        self._how_at = ctypes.addressof(self._how)
+        here = _RESOLVE_CACHED | _RESOLVE_NO_SYMLINKS
+        self._how = _How(flags, 0, here)
+        self._how_below = _How(flags, 0, here | _RESOLVE_NO_XDEV)
+        self._how_root = _How(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_CACHED)
 
     def open(self, path: bytes) -> int:
         """Open a file if its path is cached in the kernel; return its descriptor.
@@ -104,8 +107,22 @@ class _Calls:
         Raises:
             OSError: it is not cached, or does not exist.
         """
+        return self._open(_AT_FDCWD, path, self._how)
+
+    def open_below(self, root: bytes, path: bytes) -> int:
+        """Open a file below a directory, in the same file system; as `open`.
+
+        Links may lead to the directory, but not further.
+        """
+        directory = self._open(_AT_FDCWD, root, self._how_root)
+        try:
+            return self._open(directory, path, self._how_below)
+        finally:
+            os.close(directory)
+
+    def _open(self, directory: int, path: bytes, how: _How) -> int:
         size = ctypes.sizeof(_How)
-        fd: int = self._openat2(_OPENAT2, _AT_FDCWD, path, self._how_at, size)
+        fd: int = self._openat2(_OPENAT2, directory, path, ctypes.addressof(how), size)
         if fd < 0:
             raise OSError(ctypes.get_errno(), "openat2 failed")
         return fd
@@ -135,15 +152,27 @@ class ReadsAtOnce:
     """Non-blocking reads below a directory. Thread-safe."""
 
     def __init__(self, root: Path, *, follow_links: bool = False) -> None:
-        """Read below an absolute path. May block, to identify the file system."""
+        """Read below an absolute path. May block, to identify the file system.
+
+        Args:
+            root: the directory.
+            follow_links: files may be behind links, or in other file systems. Threads read those,
+                and only those.
+        """
         self._below = os.fsencode(root).rstrip(b"/") + b"/"
-        works = not follow_links and opens_without_requests(root)
-        self._calls = _calls if works else None
+        self._mixed = follow_links
+        self._never = _NEVER - {ELOOP} if follow_links else _NEVER
+        self._calls = _calls if opens_without_requests(root) else None
 
     @property
     def active(self) -> bool:
         """Whether reads at once may work here; False once they were found not to."""
         return self._calls is not None
+
+    def _open(self, calls: _Calls, path: bytes) -> int:
+        if self._mixed:
+            return calls.open_below(self._below, path)
+        return calls.open(self._below + path)
 
     def open_root(self) -> int | None:
         """Open the directory; return its descriptor, or None if a thread must try."""
@@ -165,7 +194,7 @@ class ReadsAtOnce:
         if calls is None or stop - start > MOST_BYTES:
             return None
         try:
-            fd = calls.open(self._below + key.encode())
+            fd = self._open(calls, key.encode())
             try:
                 return _read_all(fd, start, stop)
             finally:
@@ -175,10 +204,10 @@ class ReadsAtOnce:
             return None
 
     def _path(self, place: Place) -> bytes:
-        return self._below + b"/".join((*place.folders, place.name))
+        return b"/".join((*place.folders, place.name))
 
     def _learn(self, error: OSError) -> None:
-        if error.errno in _NEVER:
+        if error.errno in self._never:
             self._calls = None
 
     def is_at(self, place: Place, version: Version) -> bool:
@@ -187,7 +216,7 @@ class ReadsAtOnce:
         if calls is None:
             return False
         try:
-            fd = calls.open(self._path(place))
+            fd = self._open(calls, self._path(place))
             try:
                 found = calls.state(fd)
             finally:
@@ -208,7 +237,7 @@ class ReadsAtOnce:
         if calls is None:
             return None
         try:
-            fd = calls.open(self._path(place))
+            fd = self._open(calls, self._path(place))
             try:
                 return _read(calls, fd, byte_range)
             finally:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,6 @@ from icechunk_async_local.storage import open_local
 from tests.unit.backends.local_tools import make_files, open_descriptors, write
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import Any
 
 
@@ -276,3 +276,32 @@ async def test_large_reads_go_where_copying_is_quick(tmp_path: Path) -> None:
         kept = [(await storage.get("chunks/a")).data for _ in range(3)]
         assert {np.frombuffer(it, np.uint8).ctypes.data % 4096 for it in kept} == {0}
         assert all(bytes(it) == body for it in kept)
+
+
+@pytest.mark.usefixtures("reads")
+async def test_only_files_behind_links_take_a_thread(tmp_path: Path, hops: list[str]) -> None:
+    """The directory itself may be behind one."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for folder in (root, elsewhere):
+        folder.mkdir()
+        (folder / "plain").write_bytes(folder.name.encode())
+    (root / "folder").symlink_to(elsewhere)
+    (root / "file").symlink_to(elsewhere / "plain")
+    (tmp_path / "way").symlink_to(root)
+    async with open_local((tmp_path / "way").as_uri(), read_only=True, follow_links=True) as files:
+        for key in ("folder/plain", "file", "plain"):
+            hops.clear()
+            found = await files.get(key)
+            assert bytes(found.data) == (b"root" if key == "plain" else b"elsewhere")
+            assert len(hops) == (key != "plain")
+
+
+@pytest.mark.usefixtures("reads")
+def test_files_of_other_file_systems_are_left_to_a_thread() -> None:
+    """Opening them may take a request to a server."""
+    reads = ReadsAtOnce(Path("/"), follow_links=True)
+    if not reads.active or not os.path.ismount("/proc"):
+        pytest.skip("no other file system is known to be below the root")
+    Path("/proc/version").read_bytes()
+    assert reads.read(place_of("proc/version"), None) is None
+    assert reads.active
