@@ -15,6 +15,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Data
 
-__all__ = ["Lane", "Loan", "TakenBackError"]
+__all__ = ["Helpers", "Lane", "Loan", "TakenBackError"]
 
 _SLOW_CALL_SECONDS: Final = 0.0005
 """Calls that take longer wait for a device, so more threads finish sooner. Shorter ones only
@@ -215,6 +216,79 @@ def _is_array(owner: object) -> bool:
     """Return whether memory belongs to an array; nothing does as long as NumPy is not imported."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(owner, numpy.ndarray)
+
+
+class Helpers:
+    """Threads that help with work which the caller waits for; they start when they are needed.
+
+    There are no futures: a commit lets all of its syncs be waited for at once, and a future
+    for each would take as long as a sync. Threads do not keep the interpreter from its exit,
+    which waits for those that they help.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        """Start nothing; at most ``most`` threads help."""
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()
+        self._started = 0
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def share(self, work: Callable[[], None], count: int) -> None:
+        """Call ``work`` here and on up to ``count`` threads, and wait until all calls returned.
+
+        Raises:
+            What ``work`` raised here. What it raised on a thread only if it did not here.
+        """
+        count = self._start(min(count, self._most))
+        failures: list[BaseException] = []
+        left = count
+        lock, ended = threading.Lock(), threading.Lock()
+
+        def help_once() -> None:
+            nonlocal left
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
+                failures.append(error)
+            with lock:
+                left -= 1
+                is_last = left == 0
+            if is_last:
+                ended.release()
+
+        if count:
+            ended.acquire()
+        for _ in range(count):
+            self._calls.put(help_once)
+        try:
+            work()
+        finally:
+            with ended:
+                pass
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """End the threads once they have nothing to do."""
+        with self._lock:
+            for _ in range(self._started):
+                self._calls.put(None)
+            self._started = 0
+
+    def _start(self, count: int) -> int:
+        """Start threads that are missing; return how many there are of those wanted."""
+        with self._lock, suppress(RuntimeError):  # the interpreter exits and begins no threads
+            while self._started < count:
+                name = f"icechunk-{self._name}_{self._started}"
+                threading.Thread(target=self._serve, name=name, daemon=True).start()
+                self._started += 1
+        return min(count, self._started)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # what it holds is not to live until the next one
 
 
 class TakenBackError(Exception):

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,19 +21,20 @@ from itertools import batched
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from icechunk_async.errors import StorageError
+from icechunk_async_local.batching import Helpers
 from icechunk_async_local.failures import MISSING
 from icechunk_async_local.filesystems import (
     begin_writing_out,
     can_sync_at_once,
     sync_file_system,
 )
+from icechunk_async_local.paths import OpenFolder
 
 if sys.platform == "darwin":
     import fcntl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
     from pathlib import Path
 
     from icechunk_async_local.paths import Place, Tree
@@ -49,6 +49,8 @@ FEW: Final = 64
 
 _THREADS: Final = 12
 """Enough for all that a small commit syncs to be waited for together."""
+_MOST_ENTERED: Final = 16
+"""Folders held open to know them again; a repository has fewer."""
 _LARGE_BYTES: Final = 1 << 19
 """From this size on early write-out pays; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
@@ -72,16 +74,27 @@ class _Pending:
     folders: set[_Path] = field(default_factory=set[_Path])
     uncounted: bool = False
     """More was written than is remembered."""
+    entered: dict[_Path, _Entered] = field(default_factory=dict[_Path, "_Entered"])
+    """Folders to which durable entries lead once all of this is synced."""
 
     def take(self) -> _Pending:
-        taken = _Pending(self.files, self.folders, self.uncounted)
-        self.files, self.folders, self.uncounted = set(), set(), False
+        taken = _Pending(self.files, self.folders, self.uncounted, self.entered)
+        self.files, self.folders, self.uncounted, self.entered = set(), set(), False, {}
         return taken
 
     def give_back(self, taken: _Pending) -> None:
         self.files |= taken.files
         self.folders |= taken.folders
         self.uncounted |= taken.uncounted
+        self.entered = taken.entered | self.entered
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """A folder of the home file system, held open: no other gets its number meanwhile."""
+
+    inode: int
+    folder: OpenFolder
 
 
 @dataclass(slots=True)
@@ -111,14 +124,16 @@ class Ledger:
         """Start empty."""
         self.active = active
         self._tree = tree
-        self._lock = threading.RLock()  # guards the next four; no disk is waited for under it
+        self._lock = threading.RLock()  # guards the next five; no disk is waited for under it
         self._home: _Home | None = None
         self._at_home = _Pending()
         self._elsewhere = _Pending()
+        self._entered: dict[_Path, _Entered] = {}
+        """Folders to which durable entries lead, so that those above need no further sync."""
         self._above_root: set[Path] = set()
         self._root_entered = False
         self._syncing = threading.Lock()
-        self._threads = ThreadPoolExecutor(_THREADS, "icechunk-sync")  # they start when needed
+        self._helpers = Helpers("sync", _THREADS)
         self._lost: str | None = None
         self._is_slow = False
         """Whether the last syncs took long, so that the next begin in parallel."""
@@ -143,15 +158,16 @@ class Ledger:
             return
         file = (*place.folders, place.name)
         with self._lock:
-            pending, home = self._ledger_of(folder)
+            pending, home, inode = self._ledger_of(folder)
             remembered = _remember(pending, pending.files, file, home)
-            remembered &= _remember(pending, pending.folders, place.folders, home)
+            for way in self._ways(folder, inode, place.folders, home, pending.entered):
+                remembered &= _remember(pending, pending.folders, way, home)
         if not remembered:
             failures: list[OSError] = []
             self._sync_files([file], (), failures)
             if failures:
                 raise failures[0]
-            self.secure(place.folders)
+            self.secure(folder, place.folders)
 
     def changed(self, folder: int, folders: _Path) -> None:
         """Record an open folder that lost an entry.
@@ -162,10 +178,12 @@ class Ledger:
         if not self.active:
             return
         with self._lock:
-            pending, home = self._ledger_of(folder)
-            remembered = _remember(pending, pending.folders, folders, home)
+            pending, home, _ = self._ledger_of(folder)
+            remembered = True
+            for way in _all_ways(folders):  # any of them may be removed now that it is empty
+                remembered &= _remember(pending, pending.folders, way, home)
         if not remembered:
-            self.secure(folders)
+            self.secure(folder, folders)
 
     def made(self, directory: Path) -> None:
         """Record a directory above the root in which another was created."""
@@ -173,17 +191,22 @@ class Ledger:
             with self._lock:
                 self._above_root.add(directory)
 
-    def secure(self, folders: _Path) -> None:
-        """Make the entries of a folder, and of its parents, durable now.
+    def secure(self, folder: int, folders: _Path) -> None:
+        """Make the entries of an open folder, and of its parents, durable now.
 
         Raises:
             OSError: they may be lost in a power cut.
         """
         if not self.active:
             return
-        for depth in range(len(folders), -1, -1):
-            self._sync_folder(folders[:depth])
+        entered: dict[_Path, _Entered] = {}
+        with self._lock:
+            _, home, inode = self._ledger_of(folder)
+            ways = self._ways(folder, inode, folders, home, entered)
+        for way in ways:
+            self._sync_folder(way)
         self._sync_above_root()
+        self._remember_entered(entered)
 
     def sync(self) -> None:
         """Make durable everything recorded before the call.
@@ -210,6 +233,7 @@ class Ledger:
                     )
                 try:
                     self._make_durable(home, at_home, elsewhere, also)
+                    self._remember_entered(at_home.entered)
                 except _LostWriteError as error:
                     # The pages count as clean now, so that a second sync would succeed without
                     # them. What was taken is not given back: nothing could make it durable.
@@ -227,10 +251,11 @@ class Ledger:
                 )
 
     def close(self) -> None:
-        """Close the directory that is held open, and end the threads."""
-        self._threads.shutdown()
+        """Close the directories that are held open, and end the threads."""
+        self._helpers.close()
         with self._lock:
             home, self._home = self._home, None
+            self._at_home, self._entered = _Pending(), {}
         if home is not None:
             os.close(home.directory)
 
@@ -259,13 +284,47 @@ class Ledger:
         if failures:
             raise failures[0]
 
-    def _ledger_of(self, folder: int) -> tuple[_Pending, _Home | None]:
-        device = os.fstat(folder).st_dev
+    def _ledger_of(self, folder: int) -> tuple[_Pending, _Home | None, int]:
+        """Return where writes to an open folder are recorded, their home, and its inode."""
+        found = os.fstat(folder)
         if self._home is None:
-            self._home = _Home(device, os.dup(folder), can_sync_at_once(folder))
-        if device == self._home.device:
-            return self._at_home, self._home
-        return self._elsewhere, None
+            self._home = _Home(found.st_dev, os.dup(folder), can_sync_at_once(folder))
+        if found.st_dev == self._home.device:
+            return self._at_home, self._home, found.st_ino
+        return self._elsewhere, None, found.st_ino
+
+    def _ways(
+        self,
+        folder: int,
+        inode: int,
+        folders: _Path,
+        home: _Home | None,
+        entered: dict[_Path, _Entered],
+    ) -> Iterable[_Path]:
+        """Return the folders whose entries lead to a file in an open folder, and may be new.
+
+        A file is found by the entries of all folders above it. Who made those may have died before
+        it synced them. So they are synced once, and again if another folder has the name.
+        ``entered`` gets the folder if durable entries lead to it once those are synced.
+        """
+        # On other file systems the number of a folder that is held open may be given to another.
+        if home is None or not home.at_once:
+            return _all_ways(folders)
+        known = self._entered.get(folders)
+        if not folders or (known is not None and known.inode == inode):
+            return (folders,)
+        held = entered.get(folders)
+        if (held is None or held.inode != inode) and len(entered) < _MOST_ENTERED:
+            entered[folders] = _Entered(inode, OpenFolder(os.dup(folder)))
+        return _all_ways(folders)
+
+    def _remember_entered(self, entered: dict[_Path, _Entered]) -> None:
+        """Note that durable entries lead to some folders."""
+        if entered:
+            with self._lock:
+                if len(self._entered) + len(entered) > _MOST_ENTERED:
+                    self._entered = {}
+                self._entered |= entered
 
     def _make_durable(
         self,
@@ -290,8 +349,7 @@ class Ledger:
                 else:
                     continue
             files |= pending.files
-            # A file is found by the entries of all folders above it, and any of them may be new.
-            ways |= {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
+            ways |= pending.folders
         work: list[Callable[[], None]] = [*also]
         work += [partial(self._sync_folder, way) for way in ways]
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
@@ -358,18 +416,9 @@ class Ledger:
             self._is_slow = time.monotonic() - began > self.slow_seconds
         if not waiting:
             return
-        helpers: list[Future[None]] = []
         began = time.monotonic()
-        try:
-            with suppress(RuntimeError):  # the interpreter exits and begins no threads
-                for _ in range(min(len(waiting) - 1, _THREADS)):
-                    helpers.append(self._threads.submit(share))  # noqa: PERF401 -- if one fails
-            share()
-        finally:  # failures must not be given back while other syncs still run
-            wait(helpers)
+        self._helpers.share(share, len(waiting) - 1)
         self._is_slow = time.monotonic() - began > self.slow_seconds
-        for helper in helpers:
-            helper.result()
 
     def _open_written(self, file: _Path) -> int | None:
         """Open a file to sync it; None if it was deleted since."""
@@ -407,6 +456,11 @@ class Ledger:
                     parent = os.open("..", os.O_RDONLY, dir_fd=root)
                 _sync_directory(parent)
             self._root_entered = True
+
+
+def _all_ways(folders: _Path) -> list[_Path]:
+    """Return a folder and all above it, up to the root."""
+    return [folders[:depth] for depth in range(len(folders), -1, -1)]
 
 
 def _remember(pending: _Pending, group: set[_Path], entry: _Path, home: _Home | None) -> bool:

@@ -224,7 +224,7 @@ class Files:
                 if conditional:
                     # Others act on what they see, and write elsewhere: so the name is made durable
                     # before the answer, too.
-                    self.ledger.secure(place.folders)
+                    self.ledger.secure(folder, place.folders)
                 else:
                     self.ledger.wrote(folder, place)
             except OSError as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RESERVED_PREFIX",
     "KeptFolders",
+    "OpenFolder",
     "Place",
     "Tree",
     "is_plain",
@@ -222,7 +223,7 @@ def _make_root(root: Path, made: Callable[[Path], None]) -> None:
 _MOST: Final = 16
 
 
-class _Folder:
+class OpenFolder:
     """An open folder, closed when the last user drops it."""
 
     __slots__ = ("descriptor",)
@@ -244,7 +245,7 @@ class KeptFolders:
     def __init__(self, tree: Tree) -> None:
         """Keep nothing yet."""
         self._tree = tree
-        self._open: dict[tuple[bytes, ...], _Folder] = {}
+        self._open: dict[tuple[bytes, ...], OpenFolder] = {}
 
     def open_file(self, folders: tuple[bytes, ...], name: bytes, flags: int) -> int:
         """Open a file as ``Tree.open_file`` does and return its descriptor."""
@@ -253,7 +254,7 @@ class KeptFolders:
         # The local reference keeps the folder open while another thread drops it.
         folder = self._open.get(folders)
         if folder is None:
-            folder = _Folder(self._tree.open_folder(folders))
+            folder = OpenFolder(self._tree.open_folder(folders))
             if len(self._open) >= _MOST:
                 self._open.clear()
             self._open[folders] = folder

@@ -19,7 +19,7 @@ from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import ObjectNotFoundError, StorageClosedError
 from icechunk_async.storage import BlockingStorage, open_storage
 from icechunk_async_local import at_once, filesystems
-from icechunk_async_local.batching import Lane, _Call, _hand_over
+from icechunk_async_local.batching import Helpers, Lane, _Call, _hand_over
 from icechunk_async_local.durability import Ledger
 from icechunk_async_local.files import Files
 
@@ -449,3 +449,59 @@ async def test_small_blocking_writes_do_not_take_turns_at_each_call(
         await asyncio.gather(*(asyncio.to_thread(put) for put in puts))
         assert [(await storage.get(f"a/{number}")).size_bytes for number in range(8)] == [size] * 8
     assert (max(most) == 1) == (together == 1)
+
+
+def test_helpers_share_work_and_end() -> None:
+    """All calls have returned when it is done, also where one fails; threads serve again."""
+    helpers = Helpers("test", 3)
+    here = threading.current_thread()
+    for _ in range(3):
+        together = threading.Barrier(4)
+        threads: set[threading.Thread] = set()
+
+        def work(
+            together: threading.Barrier = together, threads: set[threading.Thread] = threads
+        ) -> None:
+            together.wait(60)
+            threads.add(threading.current_thread())
+
+        helpers.share(work, 5)  # more than there may be
+        assert here in threads
+        assert len(threads) == 4
+        others = threads - {here}
+    for fails_here in (True, False):
+        ended: list[bool] = []
+        both = threading.Barrier(2)
+
+        def fail(
+            both: threading.Barrier = both,
+            ended: list[bool] = ended,
+            *,
+            fails_here: bool = fails_here,
+        ) -> None:
+            both.wait(60)
+            is_here = threading.current_thread() is here
+            ended.append(is_here)
+            if is_here == fails_here:
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            helpers.share(fail, 1)
+        assert sorted(ended) == [False, True]
+    helpers.share(lambda: None, 0)
+    helpers.close()
+    for thread in others:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_helpers_that_cannot_start_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that exits begins no threads."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    calls: list[int] = []
+    Helpers("test", 3).share(lambda: calls.append(1), 3)
+    assert calls == [1]
