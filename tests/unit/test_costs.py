@@ -384,11 +384,14 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
             made.append(calls)
     for calls in made[5:]:
         assert not {"decode_manifest", "decode_snapshot", "decode_repo_info"} & set(calls)
-        # For the branch and the parent; not for each commit that lies on top of the file.
-        assert calls.count("SnapshotTable._row") <= 20
+        # Ids are found among the columns that were decoded for the first of these commits.
+        assert "SnapshotTable._row" not in calls
         # One for the files and the backup together, and one for the reference.
         assert calls.count("ThreadPoolExecutor.submit") == 2
-    assert len(made[-1]) < 2300
+        # The snapshot, its log and the backup are stored beside the manifest.
+        assert calls.count("TaskGroup._spawn") == 3
+    assert len(made[5]) < 1900
+    assert len(made[-1]) < 2200
 
 
 async def test_only_manifests_that_replace_others_stay_decoded(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
+from icechunk_async.format.flatbuffers import writing
+from icechunk_async.format.flatbuffers.blocks import Shape
 from icechunk_async.format.flatbuffers.buffer import Buffer, as_array
-from icechunk_async.format.flatbuffers.writing import Layout, vtable
+from icechunk_async.format.flatbuffers.writing import Layout, column_vector, vtable
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import root
 
@@ -84,6 +86,18 @@ def test_vtables_end_with_the_last_field() -> None:
     """Sizes first, then a distance for every slot, 0 for those without a field."""
     assert vtable({0: 4, 3: 8}, 12).hex() == "0c000c000400" + "00000000" + "0800"
     assert vtable({}, 4).hex() == "04000400"
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 8])
+def test_a_few_tables_are_written_as_many_are(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one and by columns the bytes are the same, with fields that are left out."""
+    shape = Shape("12s", "Q", "I")
+    ids = np.arange(12 * count, dtype=np.uint8).reshape(-1, 12)
+    sizes = np.array([0, 5, 1 << 60, 0, 7, 9, 0, 1][:count], np.uint64)
+    counts = np.array([3, 0, 1, 0, (1 << 32) - 1, 2, 2, 0][:count], np.uint32)
+    few = column_vector(shape, (ids, sizes, counts))
+    monkeypatch.setattr(writing, "_FEW_ROWS", -1)
+    assert few == column_vector(shape, (ids, sizes, counts))
 
 
 def test_scalars_at_their_default_are_left_out() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope
+from icechunk_async.format.flatbuffers.blocks import table
 from icechunk_async.format.flatbuffers.reading import Vectors
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.operations_log import (
@@ -33,6 +34,7 @@ from icechunk_async.format.repo_info import (
     snapshot_writing,
 )
 from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
+from icechunk_async.format.repo_info.snapshot_writing import _SNAPSHOT, _encode, _Numbering
 from tests.helpers import examples
 from tests.unit.format.samples import SNAPSHOT_IDS, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
@@ -448,6 +450,28 @@ def test_dropping_a_parent_without_its_child_is_an_error() -> None:
     infos = Snapshots.of(base.snapshots).edited([], [snapshot_id(NUMBERS[5])])
     with pytest.raises(KeyError):
         encode_repo_info(replace(base, snapshots=infos))
+
+
+@pytest.mark.parametrize("logs", [(), (snapshot_id(900),)])
+@pytest.mark.parametrize("flushed_at", [0, 9])
+def test_an_entry_that_is_written_again_is_as_if_written_anew(
+    logs: tuple[SnapshotId, ...], flushed_at: int
+) -> None:
+    """Its bytes are kept, and the number of its parent is put into them."""
+    parents = [snapshot_id(number) for number in range(3)]
+    infos = [SnapshotInfo(it, None, 1, "parent") for it in parents]
+    for parent in (parents[2], None, parents[0], parents[1]):
+        new = SnapshotInfo(snapshot_id(9), parent, flushed_at, "m", (), logs)
+        for kept in (new, replace(new), new):
+            numbering = _Numbering(Snapshots([*infos, kept]))
+            number = -1 if parent is None else parents.index(parent)
+            plain = table(_SNAPSHOT, bytes(kept.id), number, flushed_at, *kept.blocks)
+            assert _encode(kept, numbering) == plain
+    moved = SnapshotInfo(snapshot_id(9), parents[2], flushed_at, "m", (), logs)
+    for count in (3, 2, 1):
+        numbering = _Numbering(Snapshots([*infos[3 - count :], moved]))
+        plain = table(_SNAPSHOT, bytes(moved.id), count - 1, flushed_at, *moved.blocks)
+        assert _encode(moved, numbering) == plain
 
 
 def test_little_on_top_of_a_file_is_light() -> None:

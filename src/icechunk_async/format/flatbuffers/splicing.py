@@ -14,7 +14,7 @@ well aligned as the old one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -112,8 +112,7 @@ class Spans:
         self.high[rows] = np.maximum(self.high[rows], others.high)
 
 
-@dataclass(frozen=True, slots=True)
-class NewTable:
+class NewTable(NamedTuple):
     """A table to be put among others."""
 
     place: int
@@ -164,19 +163,20 @@ def weave(source: Source, gone: npt.NDArray[np.bool_], new: Sequence[NewTable]) 
         end = low.item(stop) if stop < len(low) else high.item(stop - 1)
         shifts[first:stop] = out.add(source.payload[start:end]) - start
 
-    at, pending = 0, iter(new)
-    here = next(pending, None)
-    for place in sorted({*np.flatnonzero(gone).tolist(), *(it.place for it in new)}):
+    left_out: list[int] = np.flatnonzero(gone).tolist()
+    # New tables go before the old one at their place, also if that is left out.
+    steps = [(it.place, False, index) for index, it in enumerate(new)]
+    at = 0
+    for place, is_gone, index in sorted([*steps, *((it, True, 0) for it in left_out)]):
         if at < place:
             copy(at, place)
-        while here is not None and here.place == place:
-            positions.append(out.add(here.data) + here.entry)
-            here = next(pending, None)
-        at = place + (place < len(gone) and bool(gone[place]))
+        at = place + is_gone
+        if not is_gone:
+            positions.append(out.add(new[index].data) + new[index].entry)
     if at < len(gone):
         copy(at, len(gone))
-    moved = (source.positions + shifts)[~gone]
-    return Spliced(out.parts, _merged(moved, ~gone, new, positions), shifts)
+    moved = source.positions + shifts
+    return Spliced(out.parts, _merged(moved, ~gone if left_out else None, new, positions), shifts)
 
 
 def place_before(
@@ -210,20 +210,31 @@ def place_before(
     positions = [out.add(it.data) + it.entry for it in new]
     shifts = np.full(len(gone), out.add(source.payload[start:end]) - start)
     stays = ~gone[order]
-    moved = (source.positions + shifts)[order[stays]]
+    moved = (source.positions + shifts)[order]
     return Spliced(out.parts, _merged(moved, stays, new, positions), shifts)
 
 
 def _merged(
     old: Positions,
-    stays: npt.NDArray[np.bool_],
+    stays: npt.NDArray[np.bool_] | None,
     new: Sequence[NewTable],
     positions: list[int],
 ) -> Positions:
-    """Return where all tables begin, in the order of the vector: those that stay, and new ones."""
-    before = np.concatenate([[0], np.cumsum(stays)])
-    places = before[np.array([it.place for it in new], np.intp)]
-    return np.insert(old, places, positions)
+    """Return where all tables begin, in the order of the vector: those that stay, and new ones.
+
+    ``stays`` is None if all do.
+    """
+    places = np.array([it.place for it in new], np.intp)
+    if stays is not None:
+        old = old[stays]
+        places = np.concatenate([[0], np.cumsum(stays)])[places]
+    places += np.arange(len(new))
+    found = np.empty(len(old) + len(new), np.int64)
+    is_old = np.ones(len(found), bool)
+    is_old[places] = False
+    found[places] = positions
+    found[is_old] = old
+    return found
 
 
 class _Parts:

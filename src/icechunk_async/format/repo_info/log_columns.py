@@ -52,6 +52,7 @@ class UpdateSpans:
                 raise unknown_kind(kind)
             rows = np.flatnonzero(kinds == kind)
             self._cover(details.select(rows), rows, MEMBERS[kind][1], vtables=vtables)
+        self.are_blocks = self.spans.are_blocks
 
     def _cover(
         self,

@@ -67,7 +67,7 @@ def encode_log(log: OperationsLog) -> Block | tuple[Long, int]:
     blocks = encode_updates(updates)
     new = [NewTable(row, *block) for row, block in zip(rows, blocks, strict=True)]
     source = Source(stored.payload, stored.tables.positions, layout.spans)
-    if layout.spans.are_blocks:
+    if layout.are_blocks:
         spliced = weave(source, gone, new)
     else:
         found = place_before(source, stored.bare_spans, np.arange(len(gone)), gone, new)

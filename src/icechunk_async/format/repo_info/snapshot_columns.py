@@ -165,6 +165,11 @@ class SnapshotColumns:
         return found
 
     @cached_property
+    def parent_fields(self) -> tuple[Positions, npt.NDArray[np.bool_]]:
+        """Where the entries name their parent, and whether they do; none does for the first."""
+        return self.tables.find(1, 4)
+
+    @cached_property
     def layout(self) -> _Layout:
         """Where the entries lie in the file, checked.
 
@@ -263,6 +268,7 @@ class _Layout:
         self.foreign[np.repeat(np.arange(len(tables)), vectors.counts)[items.reaches(2)]] = True
         self.foreign |= Spans(tables, vtables=False).overlap(below) | _are_entangled(tables)
         self.spans.cover_tables(np.arange(len(tables)), below)
+        self.are_blocks = self.spans.are_blocks
 
 
 def _are_entangled(tables: Tables) -> npt.NDArray[np.bool_]:

@@ -45,8 +45,14 @@ class SnapshotTable(TableList):
         """Return whether a column was decoded already."""
         return "columns" in self.__dict__ and name in self.columns.__dict__
 
+    @cached_property
+    def _raw_ids(self) -> memoryview:
+        return memoryview(self.columns.ids).cast("B")
+
     def id(self, row: int) -> bytes:
         """Return the id of an entry."""
+        if self._has_column("ids"):
+            return bytes(self._raw_ids[_ID_BYTES * row : _ID_BYTES * (row + 1)])
         return self._row(row).struct(0, _ID_BYTES, field="id")
 
     @cached_property

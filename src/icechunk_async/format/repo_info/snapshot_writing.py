@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from icechunk_async.format.repo_info.snapshots import NO_PARENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
     from icechunk_async.format.flatbuffers.blocks import Block, Long
     from icechunk_async.format.flatbuffers.buffer import Positions
     from icechunk_async.format.flatbuffers.reading import Tables
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["encode_snapshots"]
 
 _SNAPSHOT: Final = Shape("12s", "i", "Q", REF, REF, REF)
+_PARENT: Final = Struct("<i")
+_PARENT_AT: Final = _SNAPSHOT.places[1]
+"""Also without the last slot: vtables end at multiples of four bytes."""
 
 
 class _Numbering:
@@ -45,6 +51,15 @@ class _Numbering:
         self.places = places
         """Before which of the old ones each new one goes."""
         self.covered = covered
+        self.numbers: npt.NDArray[np.int64]
+        """Of each row of the file; -2 for those that are gone."""
+        if order is None and not snapshots.covered:  # commits do no more than add one
+            rows = np.arange(count)
+            self.numbers = rows + np.searchsorted(places, rows, side="right")
+            self.of_put = {
+                it: place + at for at, (it, place) in enumerate(zip(self.put, places, strict=True))
+            }
+            return
         covered[list(snapshots.covered.values())] = True
         by_place = covered if order is None else covered[order]
         before = np.cumsum(~by_place) - ~by_place
@@ -56,7 +71,6 @@ class _Numbering:
             for index, (it, place) in enumerate(zip(self.put, places, strict=True))
         }
         self.numbers = np.empty(count, np.int64)
-        """Of each row of the file; -2 for those that are gone."""
         self.numbers[slice(None) if order is None else order] = numbers
         self.numbers[covered] = -2
         for it, row in snapshots.covered.items():
@@ -100,17 +114,17 @@ def _spliced(snapshots: Snapshots, numbering: _Numbering) -> tuple[Long, int] | 
     wanted = np.where(parents == NO_PARENT, NO_PARENT, numbering.numbers[parents])
     if (wanted[~gone] < NO_PARENT).any():
         raise KeyError("the parent of a snapshot")
-    fields, present = stored.tables.find(1, 4)
+    fields, present = stored.columns.parent_fields
     # An absent number is 0, and there is no room for another one.
     anew = ~gone & (layout.foreign | (~present & (wanted != 0)))
     gone |= anew
     infos = [stored.info(row) for row in np.flatnonzero(anew).tolist()]
     places = dict(zip(numbering.put, numbering.places, strict=True))
     places.update((it.id, stored.place(it.id)) for it in infos)
-    infos = sorted([*infos, *snapshots.put.values()], key=lambda info: info.id)
+    infos = sorted([*infos, *snapshots.put.values()], key=_id_of)
     new = [NewTable(places[it.id], *_encode(it, numbering)) for it in infos]
     source = Source(stored.payload, stored.tables.positions, layout.spans)
-    if stored.columns.order is None and layout.spans.are_blocks:
+    if stored.columns.order is None and layout.are_blocks:
         spliced = weave(source, gone, new)
     else:
         order = np.arange(len(gone)) if stored.columns.order is None else stored.columns.order
@@ -155,4 +169,17 @@ def _encode(info: SnapshotInfo, numbering: _Numbering) -> Block:
     if info.parent_id is not None:
         number = numbering.of_put.get(info.parent_id)
         parent = numbering.of(info.parent_id) if number is None else number
-    return table(_SNAPSHOT, bytes(info.id), parent, info.flushed_at, *info.blocks)
+    if not (parent and info.flushed_at):  # zeros are left out, so that others lie elsewhere
+        return table(_SNAPSHOT, bytes(info.id), parent, info.flushed_at, *info.blocks)
+    # An entry on top of the file is written with each commit, and only the number of its parent
+    # is another one.
+    data, entry = info.written(_written)
+    return b"".join((data[:_PARENT_AT], _PARENT.pack(parent), data[_PARENT_AT + 4 :])), entry
+
+
+def _written(info: SnapshotInfo) -> Block:
+    return table(_SNAPSHOT, bytes(info.id), NO_PARENT, info.flushed_at, *info.blocks)
+
+
+def _id_of(info: SnapshotInfo) -> SnapshotId:
+    return info.id

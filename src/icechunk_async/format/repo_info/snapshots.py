@@ -18,7 +18,7 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.metadata import decode_items, encode_items, items_block
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from datetime import datetime
 
     from icechunk_async.format.flatbuffers.blocks import Block
@@ -132,6 +132,13 @@ class SnapshotInfo:
         if self.pruned_ancestor_logs:  # an empty list is never written
             pruned = structs(b"".join(self.pruned_ancestor_logs), SnapshotId.size_bytes)
         return string(self.message), items_block(self.raw_metadata), pruned
+
+    def written(self, write: Callable[[Self], Block]) -> Block:
+        """Return the whole entry as written; kept like `blocks`."""
+        found: Block | None = self.__dict__.get("_written")
+        if found is None:
+            found = self.__dict__["_written"] = write(self)
+        return found
 
     @classmethod
     def of(
