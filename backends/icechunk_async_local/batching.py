@@ -231,7 +231,7 @@ class Helpers:
         self._name = name
         self._most = most
         self._lock = threading.Lock()
-        self._started = 0
+        self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def share(self, work: Callable[[], None], count: int) -> None:
@@ -270,20 +270,23 @@ class Helpers:
             raise failures[0]
 
     def close(self) -> None:
-        """End the threads once they have nothing to do."""
+        """End the threads, and wait for them. Nothing is shared any more."""
         with self._lock:
-            for _ in range(self._started):
-                self._calls.put(None)
-            self._started = 0
+            threads, self._threads = self._threads, []
+        for _ in threads:
+            self._calls.put(None)
+        for thread in threads:
+            thread.join()
 
     def _start(self, count: int) -> int:
         """Start threads that are missing; return how many there are of those wanted."""
         with self._lock, suppress(RuntimeError):  # the interpreter exits and begins no threads
-            while self._started < count:
-                name = f"icechunk-{self._name}_{self._started}"
-                threading.Thread(target=self._serve, name=name, daemon=True).start()
-                self._started += 1
-        return min(count, self._started)
+            while len(self._threads) < count:
+                name = f"icechunk-{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        return min(count, len(self._threads))
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
