@@ -41,6 +41,12 @@ class _Call:
     result: Any = None
     error: BaseException | None = None
 
+    def do(self) -> None:
+        try:
+            self.result = self.work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            self.error = error
+
 
 class Lane:
     """A few threads and a queue of calls; usable from any number of event loops."""
@@ -125,6 +131,25 @@ class Lane:
             raise
         return result
 
+    async def run_alone[R](self, work: Callable[[], R]) -> R:
+        """Return ``work()`` as `hop` does; for a write that the loop waits for with each commit.
+
+        Raises:
+            StorageClosedError: the lane was closed before.
+
+        Cancellation: ``work`` is not started, or runs to its end and its result is dropped.
+        """
+        self.used = True
+        call = _Call(work, asyncio.get_running_loop().create_future())
+        try:
+            self.executor.submit(_work_alone, call)
+        except RuntimeError as error:
+            if self._closed:
+                raise _closed() from error
+            raise
+        result: R = await call.future
+        return result
+
     def close(self) -> None:
         """Wait for running and waiting calls; no others start. May block."""
         self._closed = True
@@ -163,10 +188,7 @@ class Lane:
             # the result is delivered.
             if call.future.cancelled():
                 continue
-            try:
-                call.result = call.work()
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-                call.error = error
+            call.do()
             done.append(call)
             elapsed = time.monotonic() - began
             if elapsed > self.patience_seconds:
@@ -180,6 +202,13 @@ class Lane:
                 done = []
                 began = time.monotonic()
         _hand_over(done)
+
+
+def _work_alone(call: _Call) -> None:
+    """Run one call; runs on a thread."""
+    if not call.future.cancelled():
+        call.do()
+        _hand_over([call])
 
 
 def _hand_over(done: list[_Call]) -> None:

@@ -228,7 +228,9 @@ class LocalStorage:
         place, loan = self._place(key), Loan(data)
         write = partial(self._files.write, place, loan.data, if_version, loan)
         try:
-            return await (self._writers.run if if_version is None else self._writers.hop)(write)
+            return await (self._writers.run if if_version is None else self._writers.run_alone)(
+                write
+            )
         finally:
             loan.end()
 

@@ -7,6 +7,7 @@ another layer on the way to a chunk.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -373,7 +374,11 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
         await make_array(session, "a", (10_000,), (1,))
         await session.commit("made")
         for number in range(30):
-            session = await repository.writable_session("main")
+            with counted_calls() as begun:
+                session = await repository.writable_session("main")
+                await asyncio.sleep(0)
+            # The snapshot and its manifests are in memory: nothing is fetched beside the ref.
+            assert not {"preload", "TaskGroup._spawn"} & set(begun)
             await write(session, f"a/c/{number}", b"x")
             del synced[:]
             with counted_calls() as calls:
@@ -388,6 +393,7 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
         assert "SnapshotTable._row" not in calls
         # One for the files and the backup together, and one for the reference.
         assert calls.count("ThreadPoolExecutor.submit") == 2
+        assert "wrap_future" not in calls  # each has one future
         # The snapshot, its log and the backup are stored beside the manifest.
         assert calls.count("TaskGroup._spawn") == 3
     assert len(made[5]) < 1900

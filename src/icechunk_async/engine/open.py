@@ -359,9 +359,13 @@ class Engine:
         guess = self.history.last_seen(branch or (None if tag else MAIN), tag)
         if guess is None:
             return await self.assets.snapshot(await self.resolve(branch, tag, None))
-        target, guessed = await gather(
-            self.resolve(branch, tag, None), self.assets.snapshot_if_there(guess)
-        )
+        guessed = self.assets.known_snapshot(guess)
+        if guessed is not None:
+            target = await self.resolve(branch, tag, None)
+        else:
+            target, guessed = await gather(
+                self.resolve(branch, tag, None), self.assets.snapshot_if_there(guess)
+            )
         if guessed is not None and guessed.id == target:
             return guessed
         return await self.assets.snapshot(target)
@@ -374,9 +378,10 @@ class Engine:
         from icechunk_async.engine.files.preload import preload  # noqa: PLC0415
         from icechunk_async.engine.tree.workspace import Workspace  # noqa: PLC0415
 
-        preloading = self.config.effective_manifest.effective_preload
-        max_refs = self.config.effective_caching.effective_num_chunk_refs
-        self.background.start(lambda: preload(base, self.assets, preloading, max_refs))
+        if not self.assets.holds_all_of(base):
+            preloading = self.config.effective_manifest.effective_preload
+            max_refs = self.config.effective_caching.effective_num_chunk_refs
+            self.background.start(lambda: preload(base, self.assets, preloading, max_refs))
         return Workspace(
             base,
             self.assets,

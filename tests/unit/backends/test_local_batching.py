@@ -241,7 +241,21 @@ async def test_quick_results_do_not_wait_for_slow_ones() -> None:
     lane.executor.shutdown(wait=True)
 
 
-async def test_cancelled_calls_are_not_started(lane: Lane) -> None:
+async def test_calls_that_run_alone_delay_no_others(lane: Lane) -> None:
+    """A conditional write waits for the disk; plain writes of the same turn do not."""
+    release = threading.Event()
+
+    async def then_release() -> str:
+        found = await lane.run(lambda: "quick")
+        release.set()
+        return found
+
+    found = await gather(lane.run_alone(lambda: release.wait(60)), then_release())
+    assert found == (True, "quick")
+
+
+@pytest.mark.parametrize("way", ["run", "run_alone"])
+async def test_cancelled_calls_are_not_started(lane: Lane, way: str) -> None:
     """A call that nobody waits for any more costs nothing."""
     began: list[int] = []
     release = threading.Event()
@@ -252,7 +266,7 @@ async def test_cancelled_calls_are_not_started(lane: Lane) -> None:
         assert task is not None
         asyncio.get_running_loop().call_soon(task.cancel)
         with pytest.raises(asyncio.CancelledError):
-            await lane.run(lambda: began.append(1))
+            await getattr(lane, way)(lambda: began.append(1))
         task.uncancel()
         release.set()
 
@@ -313,7 +327,7 @@ async def test_a_loop_that_ended_keeps_nobody_from_an_answer() -> None:
     assert await calls[1].future == "answer"
 
 
-@pytest.mark.parametrize("way", ["run", "hop"])
+@pytest.mark.parametrize("way", ["run", "hop", "run_alone"])
 async def test_a_closed_lane_refuses_calls(way: str) -> None:
     """It says that the storage was closed, and leaves nobody waiting."""
     lane = Lane("test", 1)
@@ -324,14 +338,15 @@ async def test_a_closed_lane_refuses_calls(way: str) -> None:
         await call(lambda: "closed")
 
 
-async def test_errors_of_the_work_are_not_taken_for_a_closed_lane(lane: Lane) -> None:
+@pytest.mark.parametrize("way", ["run", "hop", "run_alone"])
+async def test_errors_of_the_work_are_not_taken_for_a_closed_lane(lane: Lane, way: str) -> None:
     """A RuntimeError of the work stays one."""
 
     def fail() -> None:
         raise RuntimeError("of the work")
 
     with pytest.raises(RuntimeError, match="of the work"):
-        await lane.hop(fail)
+        await getattr(lane, way)(fail)
 
 
 async def test_operations_under_way_end_before_the_storage_does(tmp_path: Path) -> None:

@@ -31,13 +31,65 @@ _FORK_SECONDS: Final = 5.0
 _WAIT_SECONDS: Final = 0.5
 
 
+class _Outcome[T]:
+    """The result or error of a call, for one thread that waits for it.
+
+    Each blocking call makes one, and a future of `concurrent.futures` takes several times as long.
+    """
+
+    __slots__ = ("_error", "_is_done", "_result", "_running")
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._error: BaseException | None = None
+        self._result: Any = None
+        self._running = threading.Lock()  # held until the call has ended
+        self._running.acquire()
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, result: T) -> None:
+        self._result = result
+        self._end()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._running.release()
+
+    def wait(self) -> None:
+        """Block until the call has ended.
+
+        A signal that arrives just before a thread begins to wait for a lock does not wake it, and
+        Ctrl-C would take effect only after the call. Hence each wait has a time limit.
+        """
+        while not (self._is_done or self._running.acquire(timeout=_WAIT_SECONDS)):
+            pass
+
+    def result(self) -> T:
+        """Return the result of a call that has ended, or raise its error."""
+        try:
+            if self._error is not None:
+                raise self._error
+            result: T = self._result
+            return result
+        finally:
+            del self  # frames of the work, which an error holds, lead to this one
+
+
 class _Call[T]:
     """One coroutine, run on the loop and waited for elsewhere."""
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(
+        self, work: Coroutine[Any, Any, T], outcome: _Outcome[T] | concurrent.futures.Future[T]
+    ) -> None:
         self._work = work
         self._task: asyncio.Task[None] | None = None
-        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.outcome = outcome
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._task = loop.create_task(self._do())
@@ -68,20 +120,6 @@ class _Call[T]:
             self.outcome.set_exception(asyncio.CancelledError())
 
 
-def _wait_for[T](outcome: concurrent.futures.Future[T]) -> T:
-    """Block until there is an outcome, and return it.
-
-    A signal that arrives just before a thread begins to wait for a lock does not wake it, and
-    Ctrl-C would take effect only after the call. Hence each wait has a time limit.
-    """
-    while True:
-        try:
-            return outcome.result(_WAIT_SECONDS)
-        except TimeoutError:
-            if outcome.done():  # either the work itself timed out, or it ended just now
-                return outcome.result()
-
-
 class _Portal:
     """The loop and its thread."""
 
@@ -110,20 +148,22 @@ class _Portal:
                 "A blocking call was made on the thread that has to carry it out. Await the "
                 "asynchronous method instead."
             )
-        call = _Call(work)
+        outcome: _Outcome[T] = _Outcome()
+        call = _Call(work, outcome)
         try:
             self._loop.call_soon_threadsafe(call.start, self._loop)
-            return _wait_for(call.outcome)
-        except BaseException:
-            # Ctrl-C, or an error of the work: it must not continue unseen.
-            if not call.outcome.done():
+            outcome.wait()
+        except BaseException:  # Ctrl-C: the work must not continue unseen
+            if not outcome.done():
                 self._loop.call_soon_threadsafe(call.cancel)
-                concurrent.futures.wait([call.outcome])
+                outcome.wait()
             raise
+        return outcome.result()
 
     async def run_async[T](self, work: Coroutine[Any, Any, T]) -> T:
-        call = _Call(work)
-        settled = asyncio.wrap_future(call.outcome)
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        call = _Call(work, outcome)
+        settled = asyncio.wrap_future(outcome)
         self._loop.call_soon_threadsafe(call.start, self._loop)
         try:
             # Shielded, or a cancellation here would mark the outcome as cancelled while the work

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Assets", "BlockingFiles"]
 
 _CONCURRENT_FILES: Final = 8
+_FEW_MANIFESTS: Final = 8
 _EXPANSION: Final = 4
 """Roughly how much larger a snapshot is than its file; decides what goes to a thread."""
 _BYTES_PER_NODE: Final = 1000
@@ -194,6 +195,18 @@ class Assets:
     def known_snapshot(self, snapshot_id: SnapshotId) -> Snapshot | None:
         """Return a snapshot if it is in memory; from any thread."""
         return self._snapshots.get(snapshot_id)
+
+    def holds_all_of(self, snapshot: Snapshot) -> bool:
+        """Return whether this process made a snapshot, and has its few manifests in memory.
+
+        For others it would have to look at a file, which may be large or damaged.
+        """
+        if self.recent.snapshots.get(snapshot.id) is not snapshot:
+            return False
+        manifests = snapshot.manifests
+        return len(manifests) <= _FEW_MANIFESTS and all(
+            self._held.get(it) is not None for it in manifests
+        )
 
     async def snapshot_of_commit(self, snapshot_id: SnapshotId) -> Snapshot:
         """Return a snapshot as `snapshot` does, or as this process stored it a short time ago."""

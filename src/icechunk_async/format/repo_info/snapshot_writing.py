@@ -102,7 +102,9 @@ def encode_snapshots(
     if spliced is not None:
         return spliced, numbering.of
     infos = sorted(snapshots.values(), key=lambda info: info.id)
-    return vector([_encode(info, numbering) for info in infos]), numbering.of
+    # Many are of another file, or of a new one: their bytes are not worth keeping.
+    encode = _encode if len(infos) <= 2 * FEWEST_COPIED else _encode_anew
+    return vector([encode(info, numbering) for info in infos]), numbering.of
 
 
 def _spliced(snapshots: Snapshots, numbering: _Numbering) -> tuple[Long, int] | None:
@@ -164,11 +166,16 @@ def _are_in_vtables(words: Positions, tables: Tables) -> bool:
     return bool((words[following[there]] < ends).any())
 
 
-def _encode(info: SnapshotInfo, numbering: _Numbering) -> Block:
+def _encode_anew(info: SnapshotInfo, numbering: _Numbering) -> Block:
     parent = NO_PARENT
     if info.parent_id is not None:
         number = numbering.of_put.get(info.parent_id)
         parent = numbering.of(info.parent_id) if number is None else number
+    return table(_SNAPSHOT, bytes(info.id), parent, info.flushed_at, *info.blocks)
+
+
+def _encode(info: SnapshotInfo, numbering: _Numbering) -> Block:
+    parent = NO_PARENT if info.parent_id is None else numbering.of(info.parent_id)
     if not (parent and info.flushed_at):  # zeros are left out, so that others lie elsewhere
         return table(_SNAPSHOT, bytes(info.id), parent, info.flushed_at, *info.blocks)
     # An entry on top of the file is written with each commit, and only the number of its parent

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 import pytest
 
 from icechunk_async._runtime.blocking import portal
+from tests.helpers import counted_calls
 
 
 async def _answer(value: int) -> int:
@@ -44,6 +45,14 @@ def test_results_and_errors_come_back() -> None:
 
     with pytest.raises(KeyError, match="missing"):
         portal.run(fail())
+
+
+def test_a_call_takes_few_steps_on_the_thread_that_waits() -> None:
+    """Each call of the facade is one, and a future of `concurrent.futures` would take longer."""
+    portal.run(asyncio.sleep(0))
+    with counted_calls() as calls:
+        portal.run(asyncio.sleep(0))
+    assert not {"Future.__init__", "Condition.__init__", "Condition.wait"} & set(calls)
 
 
 def test_an_interrupt_cancels_the_call() -> None:

@@ -349,7 +349,7 @@ def test_unexpected_errors_keep_everything() -> None:
     assert "_fail_unexpectedly" in _files(caught.value)
     with pytest.raises(AssertionError) as other:
         portal.run(_fail_by_mistake())
-    assert "_wait_for" in _files(other.value)
+    assert "result" in _files(other.value)
 
 
 def test_awaited_twins_show_the_same() -> None:

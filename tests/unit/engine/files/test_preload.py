@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,6 +116,30 @@ def test_the_first_read_needs_no_request_where_manifests_were_preloaded(
     assert waited <= 2  # the branch and the snapshot
     assert later == fetched
     assert needed == 8 - fetched
+
+
+@pytest.mark.parametrize(("cached_refs", "fetched"), [(100, 0), (2, 1)])
+def test_a_commit_of_this_process_is_preloaded_as_far_as_it_is_not_in_memory(
+    cached_refs: int, fetched: int
+) -> None:
+    """Its manifests may have left the cache since, which weighs one of them as four references."""
+
+    async def scenario() -> int:
+        async with open_storage(memory_url()) as plain:
+            storage = LatencyStorage(plain, seconds=1)
+            config = replace(_config(EVERYTHING), caching=CachingConfig(num_chunk_refs=cached_refs))
+            async with Repository.create(storage, config=config) as repository:
+                session = await repository.writable_session("main")
+                await make_array(session, "a", (2,), (1,))
+                for at in range(2):
+                    await write(session, f"a/c/{at}", bytes([at]))
+                await session.commit("two manifests")
+                storage.forget()
+                await repository.readonly_session("main")
+                await asyncio.sleep(100)
+                return _manifests(storage)
+
+    assert run(scenario()) == fetched
 
 
 def test_only_a_few_manifests_are_fetched_at_a_time() -> None:
