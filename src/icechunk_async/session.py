@@ -352,7 +352,7 @@ class _Hierarchy(ABC):
             function: what to return. The sum of integers is exact; floats are added in doubles.
                 Text has ``count``, ``min`` and ``max``, in the order of code points. The variance
                 and the standard deviation are those of all values (``ddof=0``).
-            where: conditions joined by ``and``, as in SQL, on this array and on arrays beside it
+            where: conditions, as in SQL, on this array and on arrays beside it
                 along its dimensions, such as ``"t2m > 320 and lat between 40 and 60"``.
             region: a slice for each of the first axes; None for the whole array.
 
@@ -385,7 +385,7 @@ class _Hierarchy(ABC):
         is read while the selection is iterated over.
 
         Args:
-            conditions: joined by ``and``, as in `aggregate`, on arrays of one group. Cells are
+            conditions: as in `aggregate`, on arrays of one group. Cells are
                 those of the array with the most axes, of several the first; the others are along
                 its dimensions.
             group: where the arrays are.

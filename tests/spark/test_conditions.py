@@ -14,8 +14,10 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThan, LessThanO
 
 from icechunk_async.arrow.table import to_arrow
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.read.pushdown import Predicate, fulfilled, of_filter, parse_where
+from icechunk_async.spark.read.pushdown import Predicate, fulfilled, of_filter
 from icechunk_async.sync.xarray import to_icechunk
+from icechunk_async.zarr.queries.parsing import parse_where
+from icechunk_async.zarr.queries.predicates import combined
 from tests.spark.tables import read
 
 if TYPE_CHECKING:
@@ -58,11 +60,11 @@ _MOMENTS: Final = (
 _LITERALS: Final[dict[str, tuple[str, ...]]] = {
     "flag": ("true", "false", "TRUE"),
     "word": _WORDS,
-    "day": _MOMENTS,
+    "day": (*_MOMENTS, "DATE '2020-02-01'", "timestamp '2020-01-31 09:00:00'", "date '1066-10-14'"),
     _ZONED: (
         *(f"{it[:-1]}Z'" for it in _MOMENTS if len(it) > 20),
         *("'2020-01-31 06:00:00+02:00'", "'2020-01-31 06:00:00-05:30'"),
-        "'2020-02-01 00:00:00 UTC'",
+        *("'2020-02-01 00:00:00 UTC'", "TIMESTAMP '2020-01-31 09:00:00Z'"),
     ),
 }
 _OPERATORS: Final = ("=", "==", "!=", "<>", "<", "<=", ">", ">=")
@@ -80,6 +82,16 @@ def columns(*, nan_as_null: bool) -> dict[str, pa.Array[Any]]:
     return found
 
 
+def conditions(random: np.random.Generator, depth: int = 3) -> str:
+    """Return conditions on some columns, in brackets."""
+    if not depth or random.random() < 0.3:
+        return str(random.choice(["", "", "not "])) + condition(random)
+    joint = str(random.choice([" and ", " or ", " AND ", " Or "]))
+    parts = [conditions(random, depth - 1) for _ in range(int(random.integers(1, 4)))]
+    form = str(random.choice(["({})", "{}", "not ({})", "NOT(({}))"]))
+    return form.format(joint.join(parts))
+
+
 def condition(random: np.random.Generator) -> str:
     """Return a condition on one column."""
     name = str(random.choice([*COLUMNS, _ZONED]))
@@ -89,19 +101,20 @@ def condition(random: np.random.Generator) -> str:
     if shape < 0.6:
         return f"{name} {random.choice(_OPERATORS)} {some[0]}"
     if shape < 0.75:
-        return f"{name} between {some[0]} and {some[-1]}"
+        word = random.choice(["between", "between", "not between", "NOT BETWEEN"])
+        return f"{name} {word} {some[0]} and {some[-1]}"
     return f"{name} {random.choice(['in', 'not in', 'NOT  IN'])} ({', '.join(some)})"
 
 
 def selected(given: Mapping[str, pa.Array[Any]], text: str) -> list[bool]:
     """Return which rows conditions select."""
     mask = np.ones(12, bool)
-    for predicate in parse_where(text):
-        mask &= fulfilled(given[predicate.column], predicate, exact=True)
+    for it in parse_where(text):
+        mask &= combined(it, lambda own: fulfilled(given[own.column], own, exact=True))
     return mask.tolist()
 
 
-def _check_against_spark(spark: SparkSession, conditions: list[str], *, nan_as_null: bool) -> None:
+def _check_against_spark(spark: SparkSession, texts: list[str], *, nan_as_null: bool) -> None:
     """Compare the rows that conditions select with those that Spark selects."""
     given = columns(nan_as_null=nan_as_null)
     # Made by a task: Spark must not fold the conditions while it plans.
@@ -109,11 +122,11 @@ def _check_against_spark(spark: SparkSession, conditions: list[str], *, nan_as_n
     frame = spark.createDataFrame(table)
     wanted: Mapping[str, list[Any]] = (
         frame.orderBy("row")
-        .selectExpr(*(f"({it}) as `{number}`" for number, it in enumerate(conditions)))
+        .selectExpr(*(f"({it}) as `{number}`" for number, it in enumerate(texts)))
         .toArrow()
         .to_pydict()
     )
-    for number, text in enumerate(conditions):
+    for number, text in enumerate(texts):
         assert selected(given, text) == [it is True for it in wanted[str(number)]], text
 
 
@@ -122,8 +135,17 @@ def test_random_conditions_select_what_spark_selects(spark: SparkSession, seed: 
     """1,300 of every type of column, at its bounds, with every kind of literal."""
     random = np.random.default_rng(seed)
     for nan_as_null in (True, False):
-        conditions = [condition(random) for _ in range(325)]
-        _check_against_spark(spark, conditions, nan_as_null=nan_as_null)
+        given = [condition(random) for _ in range(325)]
+        _check_against_spark(spark, given, nan_as_null=nan_as_null)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_brackets_select_what_spark_selects(spark: SparkSession, seed: int) -> None:
+    """800 with `and`, `or` and `not`, where NULL is neither true nor false."""
+    random = np.random.default_rng(seed)
+    for nan_as_null in (True, False):
+        given = [conditions(random) for _ in range(200)]
+        _check_against_spark(spark, given, nan_as_null=nan_as_null)
 
 
 def test_the_option_selects_what_the_query_selects(
@@ -194,6 +216,12 @@ def test_filters_that_spark_pushes_down_lose_no_row() -> None:
         ("day > '2020-02-31'", "of the type timestamp"),
         ("day > '2020-01-31 00:00:00Z'", "has no zone"),
         ("at > '2020-01-31'", "Name the zone"),
+        ("at > DATE '2020-01-31'", "Name the zone"),
+        ("word = DATE '2020-01-31'", "Give quoted text"),
+        ("f32 = TIMESTAMP '2020-01-31'", "with TIMESTAMP '2020-01-31'. Give numbers"),
+        ("day > DATE '2020-02-31'", "which is no date"),
+        ("flag = true or f32 = true", "Give numbers"),
+        ("(flag = true", "not understood at character 13"),
     ],
 )
 def test_what_sql_does_not_compare_so_is_refused(text: str, message: str) -> None:

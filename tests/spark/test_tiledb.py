@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from icechunk_async.spark.read.pushdown import Predicate, fulfilled
 from icechunk_async.spark.read.tiledb import TileDBReader, batch_reader, pinned, spark_schema
 from icechunk_async.spark.read.tiledb_columns import column_type, expression_of, to_column
 from icechunk_async.sync import tiledb
+from icechunk_async.zarr.queries.predicates import combined, joined
 from tests.unit.tiledb.archives import ARCHIVES, golden_jobs
 from tests.unit.tiledb.virtual_arrays import placed
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from icechunk_async.tiledb.arrays.portable import PortableArray
+    from icechunk_async.zarr.queries.predicates import Where
 
 NEWEST = ARCHIVES[-1]
 _PREDICATES = 200 if os.environ.get("EXAMPLES") == "all" else 8
@@ -175,6 +178,15 @@ def _predicate(rng: random.Random, table: Any) -> Predicate | None:
     return Predicate(name, op, tuple(chosen))
 
 
+def _where(rng: random.Random, table: Any, depth: int = 2) -> Where | None:
+    """Return random conditions, some of which must all hold, or any."""
+    if not depth or rng.random() < 0.4:
+        return _predicate(rng, table)
+    found = [_where(rng, table, depth - 1) for _ in range(rng.choice((1, 2, 3)))]
+    parts = [it for it in found if it is not None]
+    return joined(parts, is_any=rng.random() < 0.6) if parts else None
+
+
 @pytest.mark.parametrize(("archive", "job"), [*_jobs(sparse=True), *_jobs(sparse=False)])
 def test_conditions_leave_the_rows_that_fulfil_them(
     archive: str, job: dict[str, Any], tmp_path: Path
@@ -188,13 +200,18 @@ def test_conditions_leave_the_rows_that_fulfil_them(
     if not every.num_rows:
         return
     for _ in range(_PREDICATES):
-        found = [_predicate(rng, every) for _ in range(rng.choice((1, 1, 2)))]
-        reader = _reader(options, array)
+        found = [_predicate(rng, every) for _ in range(rng.choice((0, 1, 2)))]
+        given = [_where(rng, every) for _ in range(rng.choice((0, 1, 2)))]
+        conditions = tuple(it for it in given if it is not None)
+        reader = _reader(replace(options, where=conditions), array)
         reader.predicates = tuple(it for it in found if it is not None)
         kept = np.ones(every.num_rows, bool)
-        for it in reader.predicates:
-            kept &= fulfilled(every.column(it.column).combine_chunks(), it, exact=False)
-        assert _rows(_read(reader)) == _rows(every.filter(pa.array(kept))), reader.predicates
+        for it in (*reader.predicates, *conditions):
+            kept &= combined(
+                it,
+                lambda own: fulfilled(every.column(own.column).combine_chunks(), own, exact=False),
+            )
+        assert _rows(_read(reader)) == _rows(every.filter(pa.array(kept))), conditions
 
 
 def test_moments_become_microseconds_the_earlier_one() -> None:
@@ -225,6 +242,15 @@ def test_boxes_that_do_not_show_nan_are_not_used_where_it_would_match() -> None:
     assert expression_of([above], fields, nan_as_null=False) is None
     assert expression_of([above], fields, nan_as_null=True) is not None
     assert expression_of([below], fields, nan_as_null=False) is not None
+    other = Predicate("x", "!=", (5.0,))  # of which nothing is known
+    either = joined([below, other], is_any=True)
+    assert expression_of([either], fields, nan_as_null=True) is None
+    assert (
+        expression_of([joined([below, other], is_any=False)], fields, nan_as_null=True) is not None
+    )
+    assert (
+        expression_of([joined([below, above], is_any=True)], fields, nan_as_null=True) is not None
+    )
 
 
 def _moved(place: Path, pattern: str, away: Path) -> list[tuple[Path, Path]]:

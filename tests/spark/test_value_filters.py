@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, IsNull, LessThan, Not
 
+from icechunk_async.arrow.boxes import num_chunks
 from icechunk_async.arrow.guarantees import ChunkBounds
 from icechunk_async.arrow.table import Column
 from icechunk_async.errors import InvalidInputError
@@ -22,6 +23,8 @@ from icechunk_async.spark.read.pushdown import Predicate, fulfilled, possible
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk
+from icechunk_async.zarr.queries.parsing import parse_where
+from icechunk_async.zarr.queries.predicates import combined
 from tests.helpers import examples
 from tests.spark.tables import make_reader, plan, read
 from tests.spark.test_conditions import columns as column_values
@@ -271,3 +274,104 @@ def make_schema(url: str) -> Any:
     from icechunk_async.spark.read.reader import Reading
 
     return Reading.begin(ReadOptions.parse({"path": url})).spark_schema()
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> str:
+    """Return a field in 24 chunks with gaps, times and coordinates; it has all statistics."""
+    repository = Repository.create(
+        local_filesystem_storage(str(tmp_path / "field")),
+        RepositoryConfig(inline_chunk_threshold_bytes=0),
+    )
+    rng = np.random.default_rng(3)
+    values = np.sort(rng.integers(0, 99, 24 * 9)).reshape(24, 9).astype("f4")
+    days = np.datetime64("2020-01-01", "ns") + np.arange(24) * np.timedelta64(1, "D")
+    dataset = xr.Dataset(
+        {
+            "t": (("time", "lat"), np.where(values % 7 == 0, np.nan, values)),
+            "u": (("time", "lat"), rng.integers(0, 5, (24, 9))),
+        },
+        coords={"time": days, "lat": np.linspace(-80, 80, 9)},
+    )
+    session = repository.writable_session("main")
+    chunks = {"chunks": (3, 3)}
+    to_icechunk(dataset, session, encoding={"t": chunks, "u": chunks})
+    session.commit("field")
+    repository.analyze()
+    return (tmp_path / "field").as_uri()
+
+
+_FIELD = {
+    "t": ("10", "40.5", "41", "90", "-1"),
+    "u": ("0", "2", "4", "7"),
+    "lat": ("0", "-60", "40.0D", "81"),
+    "time": ("'2020-01-05'", "DATE '2020-01-12'", "TIMESTAMP '2020-01-20 00:00:00'", "'2021'"),
+}
+
+
+def _conditions(rng: Any, depth: int) -> str:
+    """Return random conditions on values and dimensions."""
+    if depth and rng.random() < 0.7:
+        joint = str(rng.choice([" and ", " or "]))
+        parts = [_conditions(rng, depth - 1) for _ in range(int(rng.integers(2, 4)))]
+        return f"{rng.choice(['', 'not '])}({joint.join(parts)})"
+    name = str(rng.choice(list(_FIELD)))
+    return f"{name} {rng.choice(['<', '>=', '=', '!=', '>'])} {rng.choice(_FIELD[name])}"
+
+
+def test_rows_of_disjunctions_are_those_of_all_rows(field: str) -> None:
+    """Over values and dimensions, planned and read; chunks that no part needs are left out."""
+    rng = np.random.default_rng(0)
+    whole = read(field)
+    rows = whole.to_pylist()
+    columns = {name: whole[name].combine_chunks() for name in whole.column_names}
+    boxes = 0
+    for _ in range(80):
+        text = _conditions(rng, 2)
+        mask = np.logical_and.reduce(
+            [
+                combined(it, lambda own: fulfilled(columns[own.column], own, exact=True))
+                for it in parse_where(text)
+            ]
+        )
+        wanted = [str(row) for row, keeps in zip(rows, mask, strict=True) if keeps]
+        assert sorted(map(str, read(field, where=text).to_pylist())) == sorted(wanted), text
+        few = read(field, where=text, schema=pa.schema([("u", pa.int64())]))
+        assert few.num_rows == len(wanted), text
+        boxes += sum(
+            num_chunks(part.boxes, (3, 3)) for part in plan(make_reader(field, where=text))
+        )
+    assert boxes < 80 * 24 * 0.9
+
+
+@pytest.mark.parametrize(
+    ("where", "chunks"),
+    [
+        ("time < '2020-01-04' or lat > 70", 8 + 2),
+        ("(time < '2020-01-04' and lat > 70) or (time >= '2020-01-22' and lat < 0)", 1 + 2),
+        ("not (time >= '2020-01-04' or lat <= 70)", 1),
+        ("t > 1000 or lat > 70", 8),
+        ("(t > 1000 or u > 100) and lat > 0", 0),
+        ("lat > 70 and lat < -70 or t > 1000", 0),
+    ],
+)
+def test_disjunctions_leave_out_chunks_by_values_and_dimensions(
+    field: str, where: str, chunks: int
+) -> None:
+    """Counted where Spark plans; each part is looked at in each chunk."""
+    parts = plan(make_reader(field, where=where))
+    assert sum(num_chunks(part.boxes, (3, 3)) for part in parts) == chunks
+
+
+def test_streams_take_disjunctions_on_one_dimension(field: str) -> None:
+    """A mask along it decides them; on two dimensions none does."""
+    from icechunk_async.spark.read.reader import IcechunkReader
+
+    def stream(where: str) -> IcechunkReader:
+        options = make_reader(field, where=where).options
+        return IcechunkReader(options, make_schema(field), on_values=False)
+
+    found = plan(stream("time < '2020-01-03' or time = DATE '2020-01-24'"))
+    assert sum(num_chunks(part.boxes, (3, 3)) for part in found) == 6
+    with pytest.raises(InvalidInputError, match=r"on time, lat, but a stream .* each on one"):
+        stream("time < '2020-01-03' or lat > 70").partitions()

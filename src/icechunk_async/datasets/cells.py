@@ -17,7 +17,8 @@ from xarray.backends import BackendArray
 from xarray.core import dtypes, indexing
 
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
-from icechunk_async.zarr.queries.predicates import parse_where
+from icechunk_async.zarr.queries.parsing import parse_where
+from icechunk_async.zarr.queries.predicates import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ def queried_name(dataset: xarray.Dataset, conditions: str) -> str:
         InvalidInputError: there is no condition, or one cannot be understood.
         NodeNotFoundError: there is no such array.
     """
-    names = list(dict.fromkeys(it.column for it in parse_where(conditions, "The condition")))
+    names = columns_of(*parse_where(conditions, "The condition"))
     for name in names:
         if name not in dataset.variables:
             raise NodeNotFoundError(

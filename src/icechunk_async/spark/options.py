@@ -18,7 +18,6 @@ import pyarrow as pa
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.spark.read.pushdown import parse_where
 from icechunk_async.spark.requests import JOB_REQUESTS, JOB_SETTING
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.write.publish import Transaction
@@ -29,14 +28,15 @@ from icechunk_async.sync.storage import Storage
 from icechunk_async.tables import TABLES
 from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
 from icechunk_async.urls import IcechunkURL, is_icechunk_url
+from icechunk_async.zarr.queries.parsing import parse_where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from icechunk_async.spark.read.pushdown import Predicate
     from icechunk_async.spark.requests import Budget
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.session import Session
+    from icechunk_async.zarr.queries.predicates import Where
 
 __all__ = [
     "CHANGE_COLUMNS",
@@ -148,7 +148,7 @@ def _time(name: str, text: str) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def _where(name: str, text: str) -> tuple[Predicate, ...]:
+def _where(name: str, text: str) -> tuple[Where, ...]:
     del name
     return parse_where(text)
 
@@ -620,7 +620,7 @@ class ReadOptions:
     group: str = ""
     arrays: tuple[str, ...] | None = None
     """Arrays to read; None for the group's arrays with the most dimensions."""
-    where: tuple[Predicate, ...] = ()
+    where: tuple[Where, ...] = ()
     """Conditions that every row fulfils."""
     layout: str = "rows"
     table: str | None = None

@@ -33,7 +33,7 @@ from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.read.reader import IcechunkReader, Part, Reading
 from icechunk_async.zarr.queries.arrays import QueriedArray
 from icechunk_async.zarr.queries.measuring import check_function
-from icechunk_async.zarr.queries.predicates import parse_where
+from icechunk_async.zarr.queries.parsing import parse_where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.zarr.queries.predicates import (
-    MOMENT,
-    OPERATORS,
-    Predicate,
-    offset_us,
-    parse_where,
-)
+from icechunk_async.zarr.queries.predicates import MOMENT, OPERATORS, Moment, Predicate, offset_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +28,7 @@ if TYPE_CHECKING:
 
     type Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Predicate", "fulfilled", "of_filter", "parse_where", "possible", "reach"]
+__all__ = ["Predicate", "fulfilled", "of_filter", "possible", "reach"]
 
 _COMPARISONS: Final = {
     "EqualTo": "=",
@@ -238,7 +232,8 @@ def _moment(value: object, *, zoned: bool) -> int:
             raise TypeError("Give moments of the same kind.")
         plain = value.astimezone(UTC).replace(tzinfo=None) if zoned else value
         return int(np.datetime64(plain, "us").astype(np.int64))
-    match = MOMENT.fullmatch(_of(str, value, "quoted text").strip())
+    text = value.text if isinstance(value, Moment) else _of(str, value, "quoted text")
+    match = MOMENT.fullmatch(text.strip())
     if match is None:
         raise ValueError("Give a moment in ISO 8601, such as '2020-01-31 12:00:00'.")
     if zoned and not match["zone"]:

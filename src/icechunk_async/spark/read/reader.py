@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,6 +31,13 @@ from icechunk_async.spark.read.opened import open_group
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter, possible
 from icechunk_async.spark.read.schemas import arrow_schema, as_asked
 from icechunk_async.tables import schema_of, table_batches
+from icechunk_async.zarr.queries.predicates import (
+    about,
+    columns_of,
+    combined,
+    leaves,
+    split_by_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
     from icechunk_async.arrow.table import Column, TableShape
     from icechunk_async.repository import Repository
     from icechunk_async.spark.options import ReadOptions
-    from icechunk_async.spark.read.pushdown import Predicate
+    from icechunk_async.zarr.queries.predicates import Predicate, Where
 
     type Mask = npt.NDArray[np.bool_]
 
@@ -59,6 +67,8 @@ __all__ = [
 ]
 
 
+_MOST_CHUNKS: Final = 5_000_000
+"""Chunks in a grid that is looked at chunk by chunk."""
 _log = logging.getLogger("icechunk_async.spark.read.reader")
 _WORKERS_ARE_HEARD: Final = "PYSPARK_SPARK_SESSION_UUID"
 """Set by PySpark in workers whose logs it keeps (`spark.sql.pyspark.worker.logging.enabled`)."""
@@ -228,23 +238,28 @@ class IcechunkReader(DataSourceReader):
 
     def _rows(self, boxes: tuple[Box, ...]) -> Iterator[pa.RecordBatch]:
         plan = self._plan()
-        on_values = [it for it in self.options.where if it.column not in plan.shape.dims]
+        on_values = self._on_rows(plan.shape)
         for batch in plan.rows(boxes):
             if not on_values:
                 yield batch
                 continue
-            masks = [fulfilled(batch.column(it.column), it, exact=True) for it in on_values]
+            masks = [_kept_rows(batch, it) for it in on_values]
             yield batch.filter(pa.array(np.logical_and.reduce(masks))).select(self.schema.names)
+
+    def _on_rows(self, shape: TableShape) -> list[Where]:
+        """Return the conditions of the option that masks along dimensions do not decide."""
+        return [it for it in self.options.where if not _is_on_dimension(it, shape)]
 
     def _plan(self) -> rows.RowPlan:
         """Return the reading of the columns that Spark asked for, and of those with conditions."""
         dataset = open_group(self.options)
-        named = dict.fromkeys((*self.schema.names, *(it.column for it in self.options.where)))
+        named = dict.fromkeys((*self.schema.names, *columns_of(*self.options.where)))
         shape = table_shape(dataset, self.options.arrays, named)
         self._check_conditions(shape)
         schema = self.schema
+        on_rows = columns_of(*self._on_rows(shape))
         for name in named:
-            if name not in schema.names and name not in shape.dims:
+            if name not in schema.names and (name not in shape.dims or name in on_rows):
                 schema = schema.append(pa.field(name, shape.column(name).type))
         grid = grid_of(dataset, shape, map(shape.column, schema.names), self.options)
         keep = partial(self._mask, dataset, shape)
@@ -252,16 +267,15 @@ class IcechunkReader(DataSourceReader):
 
     def _check_conditions(self, shape: TableShape) -> None:
         types = {it.name: it.type for it in shape.columns}
-        for predicate in self.options.where:
+        on_rows = self._on_rows(shape)
+        if on_rows and not self._on_values:
+            raise InvalidInputError(
+                f"The option 'where' has a condition on {', '.join(columns_of(on_rows[0]))}, but a "
+                f"stream takes only those on the dimensions: {', '.join(shape.dims)}, each on one "
+                "of them. Filter the rest in the query."
+            )
+        for predicate in leaves(*on_rows):
             name = predicate.column
-            if name in shape.dims:
-                continue
-            if not self._on_values:
-                raise InvalidInputError(
-                    f"The option 'where' has a condition on {name!r}, but a stream takes "
-                    f"only those on the dimensions: {', '.join(shape.dims)}. Filter the rest "
-                    "in the query."
-                )
             if name not in types:
                 raise InvalidInputError(
                     f"The option 'where' has a condition on {name!r}, which is no column. The "
@@ -271,42 +285,80 @@ class IcechunkReader(DataSourceReader):
             fulfilled(pa.array([], types[name]), predicate, exact=True)
 
     def _by_statistics(self, plan: rows.RowPlan) -> Mask | None:
-        """Return which chunks may have rows, by their statistics; None if nothing is known."""
+        """Return which chunks may have rows; None if nothing is known.
+
+        By their statistics, and of conditions on several columns by coordinates, too.
+        """
         if not self.options.decode or not plan.shape.dims:
             return None
         columns = list(map(plan.shape.column, plan.schema.names))
         whole = set(rows.whole_columns(plan.shape, columns))
-        given = [it for it in (*self.options.where, *self.predicates) if it.column in whole]
+        given = [
+            it
+            for it in (*self.options.where, *self.predicates)
+            if not _is_on_dimension(it, plan.shape)
+            and not whole.union(plan.shape.dims).isdisjoint(columns_of(it))
+        ]
         if not given:
             return None
-        named = {it.column for it in given}
+        named = whole.intersection(columns_of(*given))
         asked = [
             replace(it, type=plan.schema.field(it.name).type) for it in columns if it.name in named
         ]
-        chunks, found = chunk_bounds(self.options.session(), plan, asked)
-        masks = [possible(it, p) for it in found for p in given if p.column == it.column.name]
-        return mask_of(plan, chunks, masks)
+        if not asked and prod(plan.grid.counts) > _MOST_CHUNKS:
+            return None
+        chunks, bounds = chunk_bounds(self.options.session(), plan, asked)
+        found = {it.column.name: it for it in bounds}
+
+        def kept(where: Where) -> Mask:
+            """Return which chunks may have rows that fulfil conditions on one column."""
+            (column,) = columns_of(where)
+            if column in found:
+                return combined(where, lambda it: possible(found[column], it))
+            if column in plan.shape.dims:
+                axis = plan.shape.dims.index(column)
+                return self._in_chunks(plan, axis, where)[chunks[:, axis]]
+            return np.ones(len(chunks), bool)
+
+        decides = {*found, *plan.shape.dims}
+        parts = [it for it in given if not decides.isdisjoint(columns_of(it))]
+        split = [split_by_column(it, lambda _, own: own) for it in parts]
+        return mask_of(plan, chunks, [combined(it, kept) for it in split])
+
+    def _in_chunks(self, plan: rows.RowPlan, axis: int, where: Where) -> Mask:
+        """Return which chunks along a dimension have an index that fulfils conditions on it."""
+        length, size = plan.grid.shape[axis], plan.grid.chunks[axis]
+        mask = self._along(plan.dataset, plan.shape, axis, (0, length), where)
+        return np.logical_or.reduceat(mask, np.arange(0, length, size)) if length else mask
 
     def _mask(
         self, dataset: xarray.Dataset, shape: TableShape, axis: int, span: Span
     ) -> Mask | None:
         """Return which indices in a range of a dimension may match; None for all."""
-        dim = shape.dims[axis]
-        column = shape.column(dim)
-        if dim in self.schema.names:
-            column = replace(column, type=self.schema.field(dim).type)
         found: Mask | None = None
-        for predicate in (*self.options.where, *self.predicates):
-            if predicate.column == dim:
-                values = dimension_values(dataset, column, span, self.options)
-                mask = fulfilled(values, predicate, exact=predicate in self.options.where)
+        for it in (*self.options.where, *self.predicates):
+            own = about(it, shape.dims[axis])
+            if own is not None:
+                mask = self._along(dataset, shape, axis, span, own)
                 found = mask if found is None else found & mask
         return found
+
+    def _along(
+        self, dataset: xarray.Dataset, shape: TableShape, axis: int, span: Span, own: Where
+    ) -> Mask:
+        """Return which indices in a range of a dimension fulfil conditions on it."""
+        column = shape.column(shape.dims[axis])
+        if column.name in self.schema.names:
+            column = replace(column, type=self.schema.field(column.name).type)
+        values = dimension_values(dataset, column, span, self.options)
+        # Filters of Spark that cannot be compared keep all; Spark applies them again.
+        given = {id(it) for it in leaves(*self.options.where)}
+        return combined(own, lambda it: fulfilled(values, it, exact=id(it) in given))
 
     def _report(self, grid: Grid, parts: Sequence[tuple[Box, ...]]) -> None:
         boxes = [box for part in parts for box in part]
         whole = tuple((0, length) for length in grid.shape)
-        conditions = {it.column for it in (*self.options.where, *self.predicates)}
+        conditions = columns_of(*self.options.where, *self.predicates)
         read = PlannedRead(
             snapshot_id=self.options.snapshot_id,
             group=self.options.group,
@@ -318,6 +370,17 @@ class IcechunkReader(DataSourceReader):
             partitions=len(parts),
         )
         report(read, self._planned)
+
+
+def _kept_rows(batch: pa.RecordBatch, where: Where) -> Mask:
+    """Return which rows fulfil a condition of the option."""
+    return combined(where, lambda it: fulfilled(batch.column(it.column), it, exact=True))
+
+
+def _is_on_dimension(where: Where, shape: TableShape) -> bool:
+    """Return whether conditions are on one dimension, so that a mask along it decides them."""
+    columns = columns_of(where)
+    return len(columns) == 1 and columns[0] in shape.dims
 
 
 class PushingReader(IcechunkReader):

@@ -42,22 +42,24 @@ from icechunk_async.tiledb.arrays.arrow import arrow_type, to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells
 from icechunk_async.tiledb.arrays.dense import overlap
 from icechunk_async.tiledb.arrays.portable import PortableArray, PortableFragment
+from icechunk_async.zarr.queries.predicates import about, columns_of, combined, leaves
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    import numpy.typing as npt
     from pyspark.accumulators import Accumulator
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
     from icechunk_async.arrow.boxes import Box
     from icechunk_async.spark.options import ReadOptions
-    from icechunk_async.spark.read.pushdown import Predicate
     from icechunk_async.tiledb.arrays.cells import Field
     from icechunk_async.tiledb.arrays.dense import DenseGrid
     from icechunk_async.tiledb.arrays.folder import Folder
     from icechunk_async.tiledb.arrays.sparse import ScanPart, SparseReader
+    from icechunk_async.zarr.queries.predicates import Predicate, Where
 
 __all__ = ["TileDBReader", "batch_reader", "pinned", "spark_schema"]
 
@@ -194,7 +196,7 @@ class TileDBReader(DataSourceReader):
         fields = self._checked_fields()
         with translated(), _folder(self.options) as folder:
             plan = run(self._plan(folder, fields))
-        conditions = {it.column for it in (*self.options.where, *self.predicates)}
+        conditions = columns_of(*self.options.where, *self.predicates)
         report(
             PlannedRead(
                 snapshot_id=None,
@@ -235,19 +237,19 @@ class TileDBReader(DataSourceReader):
         """Return the fields of the array, once those that are asked for exist in their types."""
         fields = _fields(self.array)
         _check_names(self.schema.names, fields)
-        _check_names((it.column for it in self.options.where), fields)
+        _check_names(columns_of(*self.options.where), fields)
         for wanted in self.schema:
             own = column_type(fields.field(wanted.name).type)
             check_type(Column(wanted.name, own, ()), wanted.type)
         return fields
 
-    def _conditions(self) -> list[Predicate]:
-        known = self.array.schema.fields
-        return [it for it in (*self.options.where, *self.predicates) if it.column in known]
+    def _conditions(self) -> list[Where]:
+        known = self.array.schema.fields.keys()
+        return [it for it in (*self.options.where, *self.predicates) if known >= {*columns_of(it)}]
 
     def _read_names(self) -> list[str]:
         """Return the fields to read: the columns, and those that conditions compare."""
-        compared = (it.column for it in self._conditions())
+        compared = columns_of(*self._conditions())
         return list(dict.fromkeys((*self.schema.names, *compared)))
 
     def _width(self, names: Sequence[str]) -> int:
@@ -285,7 +287,7 @@ class TileDBReader(DataSourceReader):
         wanted: list[tuple[int, int]] = []
         conditions = self._conditions()
         for it, origin, span in zip(array.schema.dimensions, grid.origin, whole, strict=True):
-            own = [predicate for predicate in conditions if predicate.column == it.name]
+            own = [part for each in conditions if (part := about(each, it.name)) is not None]
             low, high = span_of(own, fields.field(it.name).type)
             first = span[0] if low is None else max(span[0], low - origin)
             end = span[1] if high is None else min(span[1], high - origin + 1)
@@ -340,8 +342,13 @@ class TileDBReader(DataSourceReader):
             wanted = self.schema.field(name).type if name in self.schema.names else own
             columns[name] = to_column(values, own, nan_as_null=nan_as_null).cast(wanted)
         kept = np.ones(cells.num_rows, bool)
-        for it in self._conditions():
-            kept &= fulfilled(columns[it.column], it, exact=it in self.options.where)
+        given = {id(it) for it in leaves(*self.options.where)}
+
+        def mask(it: Predicate) -> npt.NDArray[np.bool_]:
+            return fulfilled(columns[it.column], it, exact=id(it) in given)
+
+        for condition in self._conditions():
+            kept &= combined(condition, mask)
         shown = [columns[name] for name in self.schema.names]
         batch = pa.RecordBatch.from_arrays(shown, schema=self.schema)
         if not kept.all():

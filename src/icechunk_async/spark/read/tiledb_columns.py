@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.read.pushdown import reach
+from icechunk_async.zarr.queries.predicates import Junction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from icechunk_async.spark.read.pushdown import Predicate
+    from icechunk_async.zarr.queries.predicates import Predicate, Where
 
 __all__ = ["column_type", "expression_of", "span_of", "to_column"]
 
@@ -105,12 +106,12 @@ def _moments_in_lists(values: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def expression_of(
-    predicates: Iterable[Predicate], schema: pa.Schema, *, nan_as_null: bool
+    conditions: Iterable[Where], schema: pa.Schema, *, nan_as_null: bool
 ) -> pc.Expression | None:
-    """Return an expression that holds for all rows which satisfy predicates of Spark, and others.
+    """Return an expression that holds for all rows which fulfil conditions of Spark, and others.
 
     Args:
-        predicates: all of them must hold.
+        conditions: all of them must hold.
         schema: the fields of the array.
         nan_as_null: whether NaN is null, which satisfies no comparison.
 
@@ -118,10 +119,24 @@ def expression_of(
         None if nothing is known.
     """
     found: pc.Expression | None = None
-    for it in predicates:
-        known = _known(it, schema.field(it.column).type, nan_as_null=nan_as_null)
+    for it in conditions:
+        known = _known_of(it, schema, nan_as_null=nan_as_null)
         if known is not None:
             found = known if found is None else found & known
+    return found
+
+
+def _known_of(where: Where, schema: pa.Schema, *, nan_as_null: bool) -> pc.Expression | None:
+    if not isinstance(where, Junction):
+        return _known(where, schema.field(where.column).type, nan_as_null=nan_as_null)
+    if not where.is_any:
+        return expression_of(where.parts, schema, nan_as_null=nan_as_null)
+    found: pc.Expression | None = None
+    for it in where.parts:
+        known = _known_of(it, schema, nan_as_null=nan_as_null)
+        if known is None:
+            return None
+        found = known if found is None else found | known
     return found
 
 
@@ -150,11 +165,11 @@ def _known(predicate: Predicate, kind: pa.DataType, *, nan_as_null: bool) -> pc.
     return found
 
 
-def span_of(predicates: Iterable[Predicate], kind: pa.DataType) -> tuple[int | None, int | None]:
-    """Return the least and the greatest coordinate of cells that satisfy predicates, and others.
+def span_of(conditions: Iterable[Where], kind: pa.DataType) -> tuple[int | None, int | None]:
+    """Return the least and the greatest coordinate of cells that fulfil conditions, and others.
 
     Args:
-        predicates: on one dimension of a dense array; all of them must hold.
+        conditions: on one dimension of a dense array; all of them must hold.
         kind: the Arrow type of the dimension.
 
     Returns:
@@ -162,24 +177,35 @@ def span_of(predicates: Iterable[Predicate], kind: pa.DataType) -> tuple[int | N
     """
     low: int | None = None
     high: int | None = None
-    for it in predicates:
-        ranges = reach(column_type(kind), it)
-        if ranges is None:
-            continue
-        if not ranges:
-            return 1, 0
-        lows = [_limit(kind, least, up=False) for least, _ in ranges]
-        highs = [_limit(kind, greatest, up=True) for _, greatest in ranges]
-        if None not in lows:
-            least = min(_number(scalar) for scalar in lows if scalar is not None)
+    for it in conditions:
+        least, most = _span(it, kind)
+        if least is not None:
             low = least if low is None else max(low, least)
-        if None not in highs:
-            most = max(_number(scalar) for scalar in highs if scalar is not None)
+        if most is not None:
             high = most if high is None else min(high, most)
     return low, high
 
 
-def _number(it: pa.Scalar[Any]) -> int:
+def _span(where: Where, kind: pa.DataType) -> tuple[int | None, int | None]:
+    if not isinstance(where, Junction):
+        ranges = reach(column_type(kind), where)
+        if ranges is None:
+            return None, None
+        lows = [_numbered(_limit(kind, least, up=False)) for least, _ in ranges]
+        highs = [_numbered(_limit(kind, greatest, up=True)) for _, greatest in ranges]
+    elif where.is_any:
+        lows, highs = map(list, zip(*(_span(it, kind) for it in where.parts), strict=True))
+    else:
+        return span_of(where.parts, kind)
+    if not lows:
+        return 1, 0
+    low = None if None in lows else min(it for it in lows if it is not None)
+    return low, None if None in highs else max(it for it in highs if it is not None)
+
+
+def _numbered(it: pa.Scalar[Any] | None) -> int | None:
+    if it is None:
+        return None
     found: int = it.cast(pa.int64()).as_py() if pa.types.is_temporal(it.type) else it.as_py()
     return found
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.statistics import greatest_keys, text_key
-from icechunk_async.zarr.queries.predicates import MOMENT, OPERATORS, offset_us
+from icechunk_async.zarr.queries.moments import is_moment, micros_of_unit, moment_of
+from icechunk_async.zarr.queries.predicates import OPERATORS, Moment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,20 +26,6 @@ if TYPE_CHECKING:
     from icechunk_async.zarr.queries.predicates import Predicate
 
 __all__ = ["Condition", "condition_on"]
-
-_STEPS_NS: Final[dict[str, Fraction]] = {
-    "W": Fraction(7 * 86_400 * 10**9),
-    "D": Fraction(86_400 * 10**9),
-    "h": Fraction(3_600 * 10**9),
-    "m": Fraction(60 * 10**9),
-    "s": Fraction(10**9),
-    "ms": Fraction(10**6),
-    "us": Fraction(10**3),
-    "ns": Fraction(1),
-    "ps": Fraction(1, 10**3),
-    "fs": Fraction(1, 10**6),
-    "as": Fraction(1, 10**9),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +40,8 @@ class Condition:
     """The literals as bounds are compared with them: keys of text, otherwise the same."""
     as_doubles: bool
     as_objects: bool
+    micros: float | None = None
+    """Of times of CF that are doubles, the microseconds of their unit: so they are compared."""
 
     def fulfilled(self, numbers: Numbers) -> Mask:
         """Return which cells satisfy it; of the shape of ``numbers``."""
@@ -90,6 +79,9 @@ class Condition:
                 return ~((low == high) & ~compare(low, literals)), certain
 
     def _converted(self, values: Numbers) -> Numbers:
+        if self.micros is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return np.rint(values.astype(np.float64) * self.micros)
         if self.as_doubles:
             return values.astype(np.float64, copy=False)
         return values.astype(object) if self.as_objects else values
@@ -115,24 +107,29 @@ def condition_on(meaning: Meaning, predicate: Predicate) -> Condition:
         if meaning.is_text:
             return _condition_on_text(meaning, predicate)
         literals: list[int | float | Decimal | Fraction]
-        if meaning.stored.kind == "M":
-            literals = [_moment(it, meaning) for it in predicate.values]
+        micros: float | None = None
+        floating = meaning.kind == "f" or meaning.is_packed
+        if is_moment(meaning, predicate.values):
+            moments = [moment_of(it, meaning) for it in predicate.values]
+            literals = [*moments]
+            if floating and meaning.stored.kind != "M":
+                micros = micros_of_unit(meaning)
+                literals = [it * Fraction(micros) for it in moments]
         elif meaning.stored.kind == "b":
             literals = [_truth(it) for it in predicate.values]
         else:
             literals = [_number(it) for it in predicate.values]
-        floating = meaning.kind == "f" or meaning.is_packed
         doubles = floating or any(isinstance(it, float) for it in literals)
         if doubles:
             literals = [float(it) for it in literals]
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(
             f"A condition compares {predicate.column!r}, which is of the type {meaning.stored}, "
-            f"with {', '.join(map(repr, predicate.values))}. {error}"
+            f"with {', '.join(map(_shown, predicate.values))}. {error}"
         ) from None
     objects = not doubles and any(not isinstance(it, int) for it in literals)
     given = tuple(literals)
-    return Condition(meaning, predicate.op, given, given, doubles, objects)
+    return Condition(meaning, predicate.op, given, given, doubles, objects, micros)
 
 
 def _condition_on_text(meaning: Meaning, predicate: Predicate) -> Condition:
@@ -141,6 +138,10 @@ def _condition_on_text(meaning: Meaning, predicate: Predicate) -> Condition:
     literals = tuple(np.array(it, meaning.numbers) for it in texts)
     keys = tuple(map(text_key, texts))
     return Condition(meaning, predicate.op, literals, keys, as_doubles=False, as_objects=False)
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, Moment) else repr(value)
 
 
 def _text(value: Any) -> str:
@@ -159,17 +160,3 @@ def _truth(value: Any) -> int:
     if not isinstance(value, bool):
         raise TypeError("Give true or false.")
     return int(value)
-
-
-def _moment(value: Any, meaning: Meaning) -> int | Fraction:
-    """Return a moment as a number of the array's unit since 1970."""
-    match = MOMENT.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise TypeError("Give a moment in ISO 8601, such as '2020-01-31 12:00:00'.")
-    unit, steps = np.datetime_data(meaning.stored)
-    if unit not in _STEPS_NS:
-        raise TypeError(f"Times in units of {unit!r} cannot be compared with moments.")
-    moment = int(np.datetime64(match["moment"], "us").astype(np.int64))
-    moment -= offset_us(match["zone"] or "Z")
-    found = Fraction(moment * 1000) / (_STEPS_NS[unit] * steps)
-    return int(found) if found.denominator == 1 else found

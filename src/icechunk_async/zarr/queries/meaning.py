@@ -56,6 +56,9 @@ class Meaning:
     """Numbers, of that type, which stand for no value; beside NaN and NaT."""
     scale: float | None
     offset: float | None
+    units: str | None
+    """Of CF: what numbers count if they are times, such as ``hours since 1900-01-01``."""
+    calendar: Any
     digest: bytes
     """SHA-256 of all that decides which numbers bytes of a chunk become, and which are missing."""
 
@@ -173,7 +176,7 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
     if is_text:
         texts = _missing_texts(path, attributes)
-        return Meaning(path, dtype, _TEXT, texts, None, None, digest)
+        return Meaning(path, dtype, _TEXT, texts, None, None, None, None, digest)
     stored = dtype.newbyteorder("=")
     numbers = np.dtype(np.int64) if dtype.kind in "mM" else stored
     if dtype.kind == "b":
@@ -187,7 +190,10 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
     scale, offset = (_factor(path, name, attributes) for name in ("scale_factor", "add_offset"))
     if dtype.kind in "bmM":
         scale = offset = None
-    return Meaning(path, dtype, numbers, tuple(missing), scale, offset, digest)
+    units = attributes.get("units")
+    since = units if isinstance(units, str) and " since " in units else None
+    calendar = attributes.get("calendar")
+    return Meaning(path, dtype, numbers, tuple(missing), scale, offset, since, calendar, digest)
 
 
 def _marks(attributes: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,7 +20,15 @@ from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.format.paths import check_path
 from icechunk_async.zarr.queries.arrays import QueriedArray
 from icechunk_async.zarr.queries.conditions import condition_on
-from icechunk_async.zarr.queries.predicates import parse_where
+from icechunk_async.zarr.queries.parsing import parse_where
+from icechunk_async.zarr.queries.predicates import (
+    columns_of,
+    combined,
+    joined,
+    leaves,
+    mapped,
+    split_by_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
     from icechunk_async.zarr.queries.arrays import Box, Coords, KnownChunks
     from icechunk_async.zarr.queries.conditions import Condition
     from icechunk_async.zarr.queries.meaning import Mask, Numbers
+    from icechunk_async.zarr.queries.predicates import Tree, Where
 
 __all__ = ["Plan", "check_conditions", "planned"]
 
@@ -48,12 +58,9 @@ class _Variable:
     array: QueriedArray
     axes: tuple[int, ...]
     """The axis of the target that each axis is along."""
-    conditions: tuple[Condition, ...]
     known: KnownChunks
-    line: Mask | None = None
-    """Which values of a coordinate, from the beginning of the region, fulfil all conditions."""
-    start: int = 0
-    """Where the region begins along a coordinate."""
+    is_line: bool = False
+    """Whether this is a coordinate, which is read whole along the region."""
     line_bytes: int = 0
     """Stored size of the part of a coordinate that was read."""
 
@@ -68,12 +75,27 @@ class _Variable:
         shape = tuple(sizes.get(axis, 1) for axis in range(rank))
         return mask.transpose(order).reshape(shape)
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Test:
+    """Conditions on one array."""
+
+    variable: _Variable
+    conditions: Tree[Condition]
+    line: Mask | None = None
+    """Which values of a coordinate, from the beginning of the region, fulfil them."""
+    start: int = 0
+    """Where the region begins along a coordinate."""
+
     def fulfilled(self, numbers: Numbers) -> Mask:
-        """Return which cells fulfil all conditions."""
-        mask = np.ones(numbers.shape, bool)
-        for condition in self.conditions:
-            mask &= condition.fulfilled(numbers)
-        return mask
+        """Return which cells fulfil them."""
+        return combined(self.conditions, lambda it: it.fulfilled(numbers))
+
+    def decided(self, rows: Rows) -> tuple[Mask, Mask]:
+        """Return which chunks have no cell that fulfils them, and of which all do; ``(n,)``."""
+        found = {id(it): it.decided(rows) for it in leaves(self.conditions)}
+        possible = combined(self.conditions, lambda it: ~found[id(it)][0])
+        return ~possible, combined(self.conditions, lambda it: found[id(it)][1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,10 +108,12 @@ class Plan:
     coords: Coords
     """Where they are in the grid, ``(n, rank)``."""
     excluded: Mask
-    """Which chunks have no cell that fulfils all conditions, ``(n,)``."""
+    """Which chunks have no cell that fulfils the conditions, ``(n,)``."""
     included: Mask
     """Which chunks have only such cells, ``(n,)``."""
     variables: tuple[_Variable, ...]
+    tests: Tree[_Test] | None
+    """The conditions; None for none."""
 
     def __len__(self) -> int:
         """Count the chunks."""
@@ -102,9 +126,7 @@ class Plan:
 
     @property
     def _others(self) -> list[_Variable]:
-        return [
-            it for it in self.variables if it.line is None and it.array.path != self.target.path
-        ]
+        return [it for it in self.variables if not it.is_line and it.array.path != self.target.path]
 
     def known_whole(self) -> tuple[Mask, Rows]:
         """Return for which chunks statistics stand for all cells that count, and statistics."""
@@ -131,10 +153,10 @@ class Plan:
     @property
     def by_lines(self) -> bool:
         """Return whether coordinates decide all conditions."""
-        return all(it.line is not None for it in self.variables)
+        return all(it.is_line for it in self.variables)
 
     async def mask(self, at: int, numbers: Numbers | None = None) -> Mask | None:
-        """Return which cells of `box` fulfil all conditions; None if all do.
+        """Return which cells of `box` fulfil the conditions; None if all do.
 
         Args:
             at: the chunk.
@@ -142,20 +164,24 @@ class Plan:
 
         Cost: reads these cells of the arrays in conditions, except of coordinates.
         """
-        if self.included[at]:
+        if self.included[at] or self.tests is None:
             return None
         box = self.box(at)
-        mask = np.ones(tuple(part.stop - part.start for part in box), bool)
+        read = {} if numbers is None else {self.target.path: numbers}
         for it in self.variables:
-            if it.line is not None:
-                (part,) = it.within(box)
-                own = it.line[part.start - it.start : part.stop - it.start]
-            elif it.array.path == self.target.path and numbers is not None:
-                own = it.fulfilled(numbers)
-            else:
-                own = it.fulfilled(await it.array.read(it.within(box)))
-            mask &= it.aligned(own, len(box))
-        return mask
+            if not it.is_line and it.array.path not in read:
+                read[it.array.path] = await it.array.read(it.within(box))
+
+        def own(test: _Test) -> Mask:
+            variable = test.variable
+            if test.line is None:
+                return variable.aligned(test.fulfilled(read[variable.array.path]), len(box))
+            (part,) = variable.within(box)
+            line = test.line[part.start - test.start : part.stop - test.start]
+            return variable.aligned(line, len(box))
+
+        whole = np.ones(tuple(part.stop - part.start for part in box), bool)
+        return whole & combined(self.tests, own)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the stored bytes of the chunks, ``(n,)``."""
@@ -208,14 +234,14 @@ async def planned(
     box = checked_region(target, region)
     coords = _coords(target, box)
     known = await target.known_chunks(session)
-    variables = await _variables(session, target, known, box, where)
+    variables, tests = await _tests(session, target, known, box, where)
     excluded = np.zeros(len(coords), bool)
     included = np.ones(len(coords), bool)
-    for it in variables:
-        none, every = _decided(it, target, coords, box)
-        excluded |= none
-        included &= every
-    return Plan(target, known, box, coords, excluded, included, tuple(variables))
+    if tests is not None:
+        decided = {id(it): _decided(it, target, coords, box) for it in leaves(tests)}
+        excluded = ~combined(tests, lambda it: ~decided[id(it)][0])
+        included = combined(tests, lambda it: decided[id(it)][1])
+    return Plan(target, known, box, coords, excluded, included, tuple(variables), tests)
 
 
 def checked_region(target: QueriedArray, region: Sequence[slice] | None) -> Box:
@@ -257,30 +283,44 @@ def _coords(target: QueriedArray, box: Box) -> Coords:
     return np.stack(np.meshgrid(*spans, indexing="ij"), axis=-1).reshape(count, len(spans))
 
 
-async def _variables(
+async def _tests(
     session: AnySession, target: QueriedArray, known: KnownChunks, box: Box, where: str | None
-) -> list[_Variable]:
+) -> tuple[list[_Variable], Tree[_Test] | None]:
     """Find the chunks of the arrays that conditions are about, and read coordinates."""
+    found: dict[str, _Variable] = {}
+    lines: dict[str, Numbers] = {}
 
-    async def prepare(it: _Conditions) -> _Variable:
-        array = it.array
+    async def prepare(it: tuple[str, _Opened]) -> None:
+        name, (array, axes) = it
         own = known if array is target else await array.known_chunks(session)
-        plain = _Variable(array, it.axes, it.conditions, own)
-        is_other = len(it.axes) == 1 and array is not target
+        found[name] = _Variable(array, axes, own)
         most = _MOST_VALUES * 8 // max(8, array.meaning.cell_bytes)
-        return await _with_line(plain, box) if is_other and array.shape[0] <= most else plain
+        if len(axes) == 1 and array is not target and array.shape[0] <= most:
+            found[name], lines[name] = await _read_line(found[name], box)
 
-    opened = await _opened(session, target, where)
-    return await bounded_map(prepare, opened, limit=_ARRAYS_AT_ONCE)
+    opened, asked = await _opened(session, target, where)
+    await bounded_map(prepare, opened.items(), limit=_ARRAYS_AT_ONCE)
+
+    def test(it: _Asked) -> _Test:
+        plain = _Test(found[it.column], it.conditions)
+        if it.column not in lines:
+            return plain
+        (part,) = plain.variable.within(box)
+        return replace(plain, line=plain.fulfilled(lines[it.column]), start=part.start)
+
+    return [found[it] for it in opened], None if asked is None else mapped(asked, test)
+
+
+type _Opened = tuple[QueriedArray, tuple[int, ...]]
+"""An array, and the axes of the target that its own are along."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Conditions:
-    """The conditions on one array."""
+class _Asked:
+    """Conditions on the array of a name."""
 
-    array: QueriedArray
-    axes: tuple[int, ...]
-    conditions: tuple[Condition, ...]
+    column: str
+    conditions: Tree[Condition]
 
 
 async def check_conditions(session: AnySession, target: QueriedArray, where: str | None) -> None:
@@ -290,12 +330,14 @@ async def check_conditions(session: AnySession, target: QueriedArray, where: str
 
 async def _opened(
     session: AnySession, target: QueriedArray, where: str | None
-) -> list[_Conditions]:
-    """Open the arrays that conditions are about."""
-    predicates = () if where is None else parse_where(where, "The condition")
+) -> tuple[dict[str, _Opened], Tree[_Asked] | None]:
+    """Open the arrays that conditions are about, and return the conditions on each."""
+    parsed = () if where is None else parse_where(where, "The condition")
+    if not parsed:
+        return {}, None
     group = target.path.rpartition("/")[0]
-    found: list[_Conditions] = []
-    for name in dict.fromkeys(it.column for it in predicates):
+    found: dict[str, _Opened] = {}
+    for name in columns_of(*parsed):
         path = f"{group}/{name}"
         array = target
         if path != target.path:
@@ -306,10 +348,12 @@ async def _opened(
                     f"A condition is about {name!r}, and there is no array {path!r}. Conditions "
                     f"are about {target.path!r} and arrays beside it."
                 ) from None
-        axes = _axes(array, target)
-        conditions = [condition_on(array.meaning, it) for it in predicates if it.column == name]
-        found.append(_Conditions(array, axes, tuple(conditions)))
-    return found
+        found[name] = array, _axes(array, target)
+
+    def asked(column: str, own: Where) -> _Asked:
+        return _Asked(column, mapped(own, partial(condition_on, found[column][0].meaning)))
+
+    return found, split_by_column(joined(parsed, is_any=False), asked)
 
 
 def _axes(array: QueriedArray, target: QueriedArray) -> tuple[int, ...]:
@@ -329,50 +373,40 @@ def _axes(array: QueriedArray, target: QueriedArray) -> tuple[int, ...]:
     return tuple(axes)
 
 
-async def _with_line(variable: _Variable, box: Box) -> _Variable:
-    """Read a coordinate along the region, and evaluate its conditions."""
+async def _read_line(variable: _Variable, box: Box) -> tuple[_Variable, Numbers]:
+    """Read a coordinate along the region."""
     (part,) = variable.within(box)
     if part.start == part.stop:
-        return replace(variable, line=np.zeros(0, bool), start=part.start)
+        return replace(variable, is_line=True), np.zeros(0, variable.array.meaning.numbers)
     numbers = await variable.array.read((part,))
     size = variable.array.chunks[0]
     places = np.arange(part.start // size, -(-part.stop // size), dtype=np.int64)
-    return replace(
-        variable,
-        line=variable.fulfilled(numbers),
-        start=part.start,
-        line_bytes=int(variable.known.lengths(places[:, None]).sum()),
-    )
+    line_bytes = int(variable.known.lengths(places[:, None]).sum())
+    return replace(variable, is_line=True, line_bytes=line_bytes), numbers
 
 
-def _decided(
-    variable: _Variable, target: QueriedArray, coords: Coords, box: Box
-) -> tuple[Mask, Mask]:
+def _decided(test: _Test, target: QueriedArray, coords: Coords, box: Box) -> tuple[Mask, Mask]:
     """Return which chunks of the target no cell fulfils the conditions in, and which all do."""
     count = len(coords)
     if not count:
         return np.zeros(0, bool), np.ones(0, bool)
-    if variable.line is not None:
-        return _decided_by_line(variable, target, coords, box)
+    if test.line is not None:
+        return _decided_by_line(test, target, coords, box)
+    variable = test.variable
     sizes = tuple(target.chunks[axis] for axis in variable.axes)
     if sizes != variable.array.chunks:  # other chunks: each lies in several of the target
         return np.zeros(count, bool), np.zeros(count, bool)
     own = coords[:, list(variable.axes)]
     statistics, known = variable.known.statistics(own)
-    none = np.zeros(count, bool)
-    every = known.copy()
-    for condition in variable.conditions:
-        nowhere, everywhere = condition.decided(statistics)
-        none |= known & nowhere
-        every &= everywhere
-    return none, every
+    none, every = test.decided(statistics)
+    return known & none, known & every
 
 
 def _decided_by_line(
-    variable: _Variable, target: QueriedArray, coords: Coords, box: Box
+    test: _Test, target: QueriedArray, coords: Coords, box: Box
 ) -> tuple[Mask, Mask]:
-    (axis,) = variable.axes
-    line = variable.line
+    (axis,) = test.variable.axes
+    line = test.line
     assert line is not None
     size, part = target.chunks[axis], box[axis]
     first = part.start // size

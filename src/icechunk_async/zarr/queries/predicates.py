@@ -1,50 +1,46 @@
-"""Conditions on one column, joined by `and`, as SQL writes and means them.
+"""Conditions: columns compared with literals, all or some of which must hold.
 
 Queries by value and the tables of Spark take the same conditions. Nothing here knows either: this
-reads the text, and compares arrays of NumPy with literals.
+puts conditions together, and compares arrays of NumPy with literals.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
     type Mask = npt.NDArray[np.bool_]
+    type Tree[T] = T | Junction
+    """Something, or such trees joined."""
+    type Where = Tree[Predicate]
 
-__all__ = ["MOMENT", "OPERATORS", "Predicate", "offset_us", "parse_where"]
+__all__ = [
+    "MOMENT",
+    "OPERATORS",
+    "Junction",
+    "Moment",
+    "Predicate",
+    "about",
+    "columns_of",
+    "combined",
+    "joined",
+    "leaves",
+    "mapped",
+    "offset_us",
+    "split_by_column",
+]
 
-_OPTION: Final = "The option 'where'"
-_TERM: Final = re.compile(
-    r"""\s*(?:`(?P<quoted>[^`]+)`|(?P<name>\w+))\s*
-    (?:(?P<op>==|=|!=|<>|<=|>=|<|>)\s*(?P<value>{literal})
-    |(?P<in>(?:not\s+)?in)\s*\((?P<list>\s*{literal}\s*(?:,\s*{literal}\s*)*)\)
-    |between\s+(?P<low>{literal})\s+and\s+(?P<high>{literal}))\s*""".replace(
-        "{literal}", r"""(?:'[^']*'|"[^"]*"|[-+]?[\w.]+(?:(?<=[eE])[-+]\d+\w*)?)"""
-    ),
-    re.VERBOSE | re.IGNORECASE,
-)
-_AND: Final = re.compile(r"and\b", re.IGNORECASE)
-_ITEM: Final = re.compile(r"""'[^']*'|"[^"]*"|[^,\s]+""")
-_NUMBER: Final = re.compile(
-    r"(?P<number>[-+]?(?:\d+(?P<point>\.)?\d*|(?P<first>\.)\d+)(?P<exponent>e[-+]?\d+)?)"
-    r"(?P<suffix>bd|[dflsy])?",
-    re.IGNORECASE | re.ASCII,
-)
-_INTEGER_BITS: Final = {"Y": 8, "S": 16, "L": 64}
-_MOST_DIGITS: Final = 38
-"""Of a decimal in Spark."""
 MOMENT: Final = re.compile(
     r"(?P<moment>-?\d{4,6}(?:-\d\d(?:-\d\d(?:[T ]\d\d(?::\d\d(?::\d\d(?:\.\d{1,6})?)?)?)?)?)?)"
     r"\s*(?P<zone>Z|UTC|[-+]\d\d:\d\d)?",
@@ -62,87 +58,99 @@ class Predicate:
     values: tuple[Any, ...] = ()
 
 
-def parse_where(text: str, said: str = _OPTION) -> tuple[Predicate, ...]:
-    """Parse conditions joined by `and`: comparisons, `in (...)` and `between a and b`.
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A literal that is a moment and no text, such as `DATE '2020-01-31'`."""
 
-    Literals are those of SQL: `0.1` is a decimal, `1e-1` and `0.1D` are doubles, `0.1F` is a float.
+    type: str
+    """`DATE` or `TIMESTAMP`."""
+    text: str
 
-    Args:
-        text: the conditions.
-        said: how messages call them.
+    def __str__(self) -> str:
+        """Return it as SQL writes it."""
+        return f"{self.type} '{self.text}'"
 
-    Raises:
-        InvalidInputError: the text is anything else.
+
+@dataclass(frozen=True, slots=True)
+class Junction:
+    """Conditions that must all hold, or any of them; at least two.
+
+    There is no `not`: parsing leaves it to the comparisons. So if the parts of a junction are
+    replaced by what holds wherever they hold, the whole holds wherever it held.
     """
-    found: list[Predicate] = []
-    place = 0
-    while text.strip() and place < len(text):
-        match = _TERM.match(text, place)
-        if match is None:
-            raise _not_understood(said, text, place)
-        column = match["quoted"] or match["name"]
-        if match["op"]:
-            op = {"==": "=", "<>": "!="}.get(match["op"], match["op"])
-            found.append(Predicate(column, op, (_literal(said, match["value"]),)))
-        elif match["in"]:
-            values = tuple(_literal(said, it) for it in _ITEM.findall(match["list"]))
-            found.append(Predicate(column, " ".join(match["in"].lower().split()), values))
+
+    parts: tuple[Any, ...]
+    is_any: bool
+
+
+def joined[T](parts: Sequence[Tree[T]], *, is_any: bool) -> Tree[T]:
+    """Return conditions, at least one, as one; without junctions that are within their like."""
+    if len(parts) == 1:
+        return parts[0]
+    flat: list[Tree[T]] = []
+    for it in parts:
+        if isinstance(it, Junction) and it.is_any == is_any:
+            flat.extend(it.parts)
         else:
-            found.append(Predicate(column, ">=", (_literal(said, match["low"]),)))
-            found.append(Predicate(column, "<=", (_literal(said, match["high"]),)))
-        place = match.end()
-        if place < len(text):
-            joint = _AND.match(text, place)
-            if joint is None or joint.end() == len(text):
-                raise _not_understood(said, text, place)
-            place = joint.end()
-    return tuple(found)
+            flat.append(it)
+    return Junction(tuple(flat), is_any)
 
 
-def _not_understood(said: str, text: str, place: int) -> InvalidInputError:
-    return InvalidInputError(
-        f"{said} is not understood at {text[place:]!r}. It takes conditions on single "
-        "columns joined by 'and', such as \"lat between 10 and 20 and time >= '2020-01-01'\"."
-    )
+def leaves[T](*trees: Tree[T]) -> Iterator[T]:
+    """Iterate over what is joined, from left to right."""
+    for it in trees:
+        if isinstance(it, Junction):
+            yield from leaves(*it.parts)
+        else:
+            yield it
 
 
-def _literal(said: str, text: str) -> bool | str | int | float | Decimal:
-    if text[0] in "'\"":
-        if "\\" in text:
-            raise InvalidInputError(
-                f"{said} holds {text}, with a backslash, which it does not take. "
-                "Filter in the query."
-            )
-        return text[1:-1]
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    match = _NUMBER.fullmatch(text)
-    number = None if match is None else _number(match)
-    if number is None:
-        raise InvalidInputError(
-            f"{said} holds {text!r}, which is neither a number of SQL nor quoted text."
-        )
-    return number
+def mapped[T, U](tree: Tree[T], made: Callable[[T], U]) -> Tree[U]:
+    """Return a tree with something made of each leaf."""
+    if isinstance(tree, Junction):
+        return Junction(tuple(mapped(it, made) for it in tree.parts), tree.is_any)
+    return made(tree)
 
 
-def _number(match: re.Match[str]) -> int | float | Decimal | None:
-    """Return the value of a literal as SQL means it; None for anything else."""
-    text, suffix = match["number"], (match["suffix"] or "").upper()
-    fraction, exponent = match["point"] or match["first"], match["exponent"]
-    if suffix in _INTEGER_BITS:
-        if fraction or exponent:
-            return None
-        bound = 1 << (_INTEGER_BITS[suffix] - 1)
-        return int(text) if -bound <= int(text) < bound else None
-    if suffix in {"D", "F"} or (exponent and not suffix):
-        double = float(text)
-        with np.errstate(over="ignore"):
-            value = float(np.float32(double)) if suffix == "F" else double
-        return value if math.isfinite(value) else None
-    if fraction or suffix == "BD":
-        exact = Decimal(text)
-        return exact if len(exact.as_tuple().digits) <= _MOST_DIGITS else None
-    return int(text) if len(text.lstrip("+-")) <= _MOST_DIGITS else None
+def combined[T](tree: Tree[T], mask_of: Callable[[T], Mask]) -> Mask:
+    """Return the mask of a tree, given those of its leaves, which can be broadcast together."""
+    if isinstance(tree, Junction):
+        masks = [combined(it, mask_of) for it in tree.parts]
+        return reduce(np.logical_or if tree.is_any else np.logical_and, masks)
+    return mask_of(tree)
+
+
+def columns_of(*given: Where) -> list[str]:
+    """Return the columns that conditions are about, each once."""
+    return list(dict.fromkeys(it.column for it in leaves(*given)))
+
+
+def about(where: Where, column: str) -> Where | None:
+    """Return the condition on one column that another one implies; None for nothing."""
+    if not isinstance(where, Junction):
+        return where if where.column == column else None
+    found = [about(it, column) for it in where.parts]
+    known = [it for it in found if it is not None]
+    if not known or (where.is_any and len(known) < len(found)):
+        return None
+    return joined(known, is_any=where.is_any)
+
+
+def split_by_column[T](where: Where, made: Callable[[str, Where], T]) -> Tree[T]:
+    """Return a tree whose leaves are made of the largest conditions on a single column."""
+    columns = columns_of(where)
+    if not isinstance(where, Junction) or len(columns) == 1:
+        return made(columns[0], where)
+    own: dict[str, list[Where]] = {}
+    found: list[Tree[T]] = []
+    for it in where.parts:
+        names = columns_of(it)
+        if len(names) == 1:
+            own.setdefault(names[0], []).append(it)
+        else:
+            found.append(split_by_column(it, made))
+    found += [made(name, joined(some, is_any=where.is_any)) for name, some in own.items()]
+    return joined(found, is_any=where.is_any)
 
 
 def offset_us(zone: str) -> int:

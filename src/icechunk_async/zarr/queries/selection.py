@@ -12,8 +12,9 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.paths import check_path
 from icechunk_async.zarr.queries.analyze import chunks_at_once
+from icechunk_async.zarr.queries.parsing import parse_where
 from icechunk_async.zarr.queries.planning import planned
-from icechunk_async.zarr.queries.predicates import parse_where
+from icechunk_async.zarr.queries.predicates import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -110,7 +111,7 @@ async def select(
 ) -> Selection:
     """Return the cells that fulfil conditions; see `Session.where`."""
     group = check_path(group).rstrip("/")
-    names = list(dict.fromkeys(it.column for it in parse_where(where, "The condition")))
+    names = columns_of(*parse_where(where, "The condition"))
     if not names:
         raise InvalidInputError(
             'There is no condition. Give at least one, such as "t2m > 320 and lat > 60".'
