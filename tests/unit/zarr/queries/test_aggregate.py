@@ -419,7 +419,7 @@ async def test_conditions_on_other_arrays_along_the_same_dimensions() -> None:
     ("path", "function", "more", "message"),
     [
         ("t", "median", {}, r"There is no aggregate 'median'. There are count, min"),
-        ("t", "max", {"where": "t >"}, r"The condition is not understood at 't >'"),
+        ("t", "max", {"where": "t >"}, r"The condition is not understood at character 4"),
         ("t", "max", {"where": "x > 3"}, r"about 'x', and there is no array '/x'"),
         (
             "t",
