@@ -187,3 +187,22 @@ def test_a_snapshot_is_opened_with_few_calls() -> None:
         assert len(found.nodes) == 1000
         assert len(calls) < 200, calls
         assert not any(it.startswith(("Tables.", "Vectors.", "Buffer.")) for it in calls)
+
+
+async def test_commit_of_a_chunk_in_each_array_takes_few_calls() -> None:
+    """For each of them, of twenty chunks; without those that do not depend on their number."""
+    calls: dict[int, int] = {}
+    for arrays in (20, 60):
+        async with Repository.create(memory_url(), config=NO_PRELOAD) as repository:
+            for chunks in (range(20), [3], [4]):
+                session = await repository.writable_session("main")
+                for number in range(arrays):
+                    if len(chunks) > 1:
+                        document = array_document((20,), (1,))
+                        await write(session, f"a{number:02}/zarr.json", document)
+                    for chunk in chunks:
+                        await write(session, f"a{number:02}/c/{chunk}", bytes(chunks))
+                with counted_calls() as made:
+                    await session.commit("more")
+            calls[arrays] = len(made)
+    assert calls[60] - calls[20] < 40 * 375, (calls[60] - calls[20]) / 40

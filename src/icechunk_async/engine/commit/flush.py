@@ -480,14 +480,15 @@ class Flusher:
 
         With ``share`` only its references, if they are few.
         """
-        patched = await self._patch(node_id, cell, columns, changes, base)
-        if patched is not None:
-            return patched
-        parts: list[ChunkRefs] = []
         manifests = self._assets.manifests
+        infos = [base.manifests.get(it.manifest_id) for it in cell.sources]
+        if any(it is not None and manifests.may_be_patched(it.size_bytes) for it in infos):
+            patched = await self._patch(node_id, cell, columns, changes, base)
+            if patched is not None:
+                return patched
+        parts: list[ChunkRefs] = []
         get = manifests.get_with_sums if self._assets.keeps_sums else manifests.get
-        for source in cell.sources:
-            info = base.manifests.get(source.manifest_id)
+        for source, info in zip(cell.sources, infos, strict=True):
             size_bytes = info.size_bytes if info is not None else 0
             manifest = await get(source.manifest_id, size_bytes)
             parts.append(manifest.refs(node_id, columns.rank))

@@ -289,6 +289,10 @@ class ManifestFiles:
         except ObjectNotFoundError as error:
             raise _missing(key) from error
 
+    def may_be_patched(self, size_bytes: int) -> bool:
+        """Return whether a manifest of this size may be changed in place."""
+        return self._codec.patches and size_bytes >= _MIN_PATCHED_FILE_BYTES
+
     async def seekable_file(
         self, manifest_id: ManifestId, size_bytes: int
     ) -> bytes | memoryview | None:
@@ -299,13 +303,13 @@ class ManifestFiles:
         Args and errors as `get`. Cost: a request, or two for large files; a large file
         without an index is kept.
         """
-        if not self._codec.patches:
+        if not self.may_be_patched(size_bytes):
             return None
         if size_bytes >= MIN_SEEKABLE_FILE_BYTES:
             held: HeldManifest | None = await self._open(manifest_id, size_bytes)
         else:
             held = self._cache.get(manifest_id)
-        if size_bytes < _MIN_PATCHED_FILE_BYTES or (held is not None and held.is_whole):
+        if held is not None and held.is_whole:
             return None
         return await self._fetch(manifest_id, 0, size_bytes)
 

@@ -106,7 +106,7 @@ def encode_few(identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]) -> me
 
 def _append(parts: list[bytes | memoryview], refs: ChunkRefs, kinds: list[int], start: int) -> int:
     """Append the references of an array, which begin at a place; return where they end."""
-    count, vector = len(refs), len(parts)
+    count, vector, rank = len(refs), len(parts), refs.rank
     coords, offsets, lengths = (it.tolist() for it in (refs.coords, refs.offsets, refs.lengths))
     inline = [row for row, kind in enumerate(kinds) if kind == _INLINE]
     native = [row for row, kind in enumerate(kinds) if kind == _NATIVE]
@@ -116,7 +116,7 @@ def _append(parts: list[bytes | memoryview], refs: ChunkRefs, kinds: list[int], 
     groups: list[tuple[int, list[int], _Record, int]] = []
     for kind, rows in ((_INLINE, inline), (_NATIVE, native)):
         if rows:
-            record = _record(kind, refs.rank, has_offset=has_offset)
+            record = _record(kind, rank, has_offset=has_offset)
             groups.append((kind, rows, record, at))
             at = record.first(at) + record.size * len(rows)
     entries = [0] * count
@@ -129,9 +129,7 @@ def _append(parts: list[bytes | memoryview], refs: ChunkRefs, kinds: list[int], 
         else:
             fields = _native_fields(refs, rows, offsets if has_offset else None, lengths)
         for row, values in zip(rows, fields, strict=True):
-            parts.append(
-                record.pack(table - vtable_at, record.index, *values, refs.rank, *coords[row])
-            )
+            parts.append(record.pack(table - vtable_at, record.index, *values, rank, *coords[row]))
             entries[row] = table - start - 4 - 4 * row
             table += record.size
     for row in inline:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import compress
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate, compress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind, VirtualChunk
 from icechunk_async.format.manifest.row_index import rows_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates, Extents
+    import numpy.typing as npt
+
+    from icechunk_async.format.manifest.refs import Coordinates, Extents
 
 __all__ = ["merge"]
 
@@ -45,18 +49,65 @@ def merge(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> Chunk
 
 
 def _one_by_one(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> ChunkRefs:
-    refs: dict[Coordinates, ChunkRef | None] = {}
-    for part in parts:
-        refs.update(compress(_items(part), part.inside(box).tolist()))
-    refs.update(_items(changed))
-    left = {coords: refs[coords] for coords in sorted(refs) if refs[coords] is not None}
-    if not left:
+    sources = [*(part for part in parts if part.rank == len(box)), changed]
+    numbers: dict[Coordinates, int] = {}  # which of the references of all sources counts
+    first = 0
+    for source in sources:
+        coords = map(tuple, source.coords.tolist())
+        numbered = zip(coords, range(first, first + len(source)), strict=True)
+        is_old = source is not changed
+        numbers.update(compress(numbered, source.inside(box).tolist()) if is_old else numbered)
+        first += len(source)
+    kinds = np.concatenate([source.kinds for source in sources])
+    rows = np.array([numbers[coords] for coords in sorted(numbers)], np.intp)
+    rows = rows[kinds[rows] != Kind.DELETED]
+    if not len(rows):
         return ChunkRefs.empty(changed.rank)
-    merged = ChunkRefs.from_mapping(changed.rank, left)
-    cut = any(isinstance(ref, VirtualChunk) and ref.seconds_cut for ref in left.values())
+    kinds = kinds[rows]
+    if (kinds == Kind.VIRTUAL).any() or any(source.sums is not None for source in sources):
+        return _collected(sources, rows)
+    return _gathered(sources, rows, kinds)
+
+
+def _collected(sources: Sequence[ChunkRefs], rows: npt.NDArray[np.intp]) -> ChunkRefs:
+    """Return rows, numbered over all sources, of which each reference is made an object."""
+    every = [(source, row) for source in sources for row in range(len(source))]
+    numbers: list[int] = rows.tolist()
+    chosen = [every[number] for number in numbers]
+    coords = [tuple(source.coords[row].tolist()) for source, row in chosen]
+    refs = [source.ref(row) for source, row in chosen]
+    merged = ChunkRefs.from_mapping(sources[0].rank, dict(zip(coords, refs, strict=True)))
+    cut = any(isinstance(ref, VirtualChunk) and ref.seconds_cut for ref in refs)
     return replace(merged, seconds_cut=True) if cut else merged
 
 
-def _items(refs: ChunkRefs) -> Iterator[tuple[Coordinates, ChunkRef | None]]:
-    for row, coords in enumerate(refs.coords.tolist()):
-        yield tuple(coords), refs.ref(row)
+def _gathered(
+    sources: Sequence[ChunkRefs], rows: npt.NDArray[np.intp], kinds: npt.NDArray[np.uint8]
+) -> ChunkRefs:
+    """Return rows, numbered over all sources, of inline and native references without sums."""
+
+    def column(name: str) -> npt.NDArray[Any]:
+        gathered: npt.NDArray[Any] = np.concatenate([getattr(it, name) for it in sources])[rows]
+        return gathered
+
+    columns: dict[str, Any] = {"lengths": column("lengths"), "offsets": column("offsets")}
+    inline, native = kinds == Kind.INLINE, kinds == Kind.NATIVE
+    if inline.any():
+        every = [it.inline for it in sources for _ in range(len(it))]
+        sizes = columns["lengths"][inline]
+        numbers: list[int] = rows[inline].tolist()
+        firsts: list[int] = columns["offsets"][inline].tolist()
+        lengths: list[int] = sizes.tolist()
+        places = zip(numbers, firsts, lengths, strict=True)
+        data = b"".join([every[number][at : at + size] for number, at, size in places])
+        columns["inline"] = memoryview(data)
+        columns["offsets"][inline] = np.cumsum(sizes) - sizes
+    if native.any():
+        pools = [it.chunk_ids for it in sources]
+        before = accumulate(map(len, pools[:-1]), initial=0)
+        moved = [it.objects + np.uint32(count) for it, count in zip(sources, before, strict=True)]
+        ids = np.concatenate([pool for pool in pools if len(pool)])
+        columns["chunk_ids"] = ids[np.concatenate(moved)[rows[native]]]
+        columns["objects"] = np.zeros(len(rows), np.uint32)
+        columns["objects"][native] = np.arange(len(columns["chunk_ids"]))
+    return ChunkRefs.build(column("coords"), kinds, **columns)

@@ -134,15 +134,18 @@ class _SingleColumns:
 
     def fill(self) -> dict[str, Any]:
         """Return all columns but coordinates and kinds; what no kind needs is left out."""
+        types = set(map(type, self._refs))
         for kind, fill in (
-            (Kind.INLINE, self._inline),
-            (Kind.NATIVE, self._native),
-            (Kind.VIRTUAL, self._virtual),
+            (InlineChunk, self._inline),
+            (NativeChunk, self._native),
+            (VirtualChunk, self._virtual),
         ):
-            rows = self._kinds == kind
-            if rows.all():
+            if kind not in types:
+                continue
+            if len(types) == 1:
                 fill(self._refs, slice(None))
-            elif rows.any():
+            else:
+                rows = self._kinds == _KINDS[kind]
                 fill(list(compress(self._refs, rows.tolist())), rows)
         return self._columns
 
