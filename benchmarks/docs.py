@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.reasons import REASONS
-from benchmarks.report import draw
+from benchmarks.report import draw, draw_growth
 from benchmarks.results import BUSY, OURS, ZARR_ALONE, Result, lines, shown
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def ratios(documents: list[Document]) -> dict[str, list[float]]:
 
 
 def main(sources: list[Path]) -> None:
-    """Refresh page, JSON and picture."""
+    """Refresh page, JSON and pictures."""
     documents = [load(source) for source in sources]
     machine = documents[-1][0]
     processors = [it["processor"].split(" or ") for it, _ in documents]
@@ -218,6 +218,7 @@ def main(sources: list[Path]) -> None:
     document = {"machine": machine, "results": {it.key: asdict(it) for it in results}}
     RESULTS.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(results, RESULTS.with_suffix(".png"))
+    draw_growth(results, RESULTS.with_name("growth.png"))
     others = [load(path) for path in ELSEWHERE]
     about = f"{machine_text(machine, results)}\n{elsewhere_text(others)}"
     _replace(PAGE, _BEGIN, _END, f"{about}\n{tables(results, ratios(others))}")

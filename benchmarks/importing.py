@@ -48,3 +48,15 @@ def first_open(module: str, directory: str) -> dict[str, float]:
         array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
         assert array[0] == 1
     return meter.figures()
+
+
+def first_dataset(module: str, directory: str) -> dict[str, float]:
+    """Import a module, open a repository and all of its arrays with xarray."""
+    xarray = import_module("xarray")
+    import_module("zarr")
+    with Meter() as meter:
+        package = import_module(module)
+        repository = package.Repository.open(package.local_filesystem_storage(directory))
+        store = repository.readonly_session("main").store
+        assert len(xarray.open_zarr(store, consolidated=False, chunks=None).data_vars) > 1
+    return meter.figures()

@@ -1,13 +1,15 @@
-"""Results for people: a table for the terminal, one for the documentation, and a picture."""
+"""Results for people: a table for the terminal, and pictures."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import BUSY, lines, shown
+from benchmarks.results import BUSY, OURS, lines, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.results import Line, Result
 
-__all__ = ["draw", "print_table"]
+__all__ = ["draw", "draw_growth", "grown", "print_table"]
 
 _COLOURS: Final = {"won": "green", "level": "yellow", "lost": "red"}
 
@@ -112,5 +114,57 @@ def draw(results: Sequence[Result], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel("times what we take, by the official engine; black marks are targets")
     axes.margins(x=0.12, y=0.01)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+_AMOUNT: Final = re.compile(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?![\w.])|(?<![\w.,])\d+(?![\w.,])")
+"""A whole number that stands alone, as a size does."""
+
+
+def grown(results: Sequence[Result]) -> dict[str, dict[int, Result]]:
+    """Return workloads that were measured at three sizes or more, by name and size.
+
+    They are named alike but for one number, which becomes *n*.
+    """
+    found: dict[str, dict[int, Result]] = {}
+    for result in results:
+        if result.metric != "seconds" or not {OURS, "official"} <= result.samples.keys():
+            continue
+        for amount in _AMOUNT.finditer(result.workload):
+            name = f"{result.workload[: amount.start()]}n{result.workload[amount.end() :]}"
+            found.setdefault(name, {})[int(amount[0].replace(",", ""))] = result
+    return {name: dict(sorted(sizes.items())) for name, sizes in found.items() if len(sizes) > 2}
+
+
+def draw_growth(results: Sequence[Result], path: Path) -> None:
+    """Draw time against size, one small picture a workload, ours and the official engine's."""
+    import matplotlib as mpl  # noqa: PLC0415 -- only where a picture is drawn
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    found = grown(results)
+    columns = 3
+    rows = max(1, -(-len(found) // columns))
+    figure, places = plt.subplots(
+        rows, columns, figsize=(11, 2.6 * rows), layout="constrained", squeeze=False
+    )
+    colours = {OURS: "#2a9d8f", "official": "#d1495b"}
+    for axes in places.flat[len(found) :]:
+        axes.set_axis_off()
+    for axes, (name, sizes) in zip(places.flat, found.items(), strict=False):
+        for contender, colour in colours.items():
+            milliseconds = [it.median(contender) * 1000 for it in sizes.values()]
+            axes.plot(list(sizes), milliseconds, "o-", color=colour, label=contender)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title("\n".join(textwrap.wrap(name, 44)), fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.set_xlabel("n", fontsize=7)
+        axes.set_ylabel("milliseconds", fontsize=7)
+        axes.grid(visible=True, alpha=0.3)
+    if found:
+        places.flat[0].legend(fontsize=7)
     figure.savefig(path, dpi=130)
     plt.close(figure)

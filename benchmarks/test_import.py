@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import zarr
+
 from benchmarks.contest import FLOOR
 from benchmarks.peers import chunked, create
 
@@ -85,5 +87,50 @@ def test_first_open(contest: Contest, tmp_path: Path) -> None:
         },
         metrics={"seconds": {}},
         rounds=7,
+        environment={"PYTHONDONTWRITEBYTECODE": ""},
+    )
+
+
+def test_first_open_without_bytecode(contest: Contest, tmp_path: Path) -> None:
+    """The same where Python has compiled nothing yet, as in a fresh container."""
+    session = create("official", str(tmp_path / "repository")).writable_session("main")
+    chunked(session.store, 4, 8000)[:] = 1
+    session.commit("filled")
+    contest.children(
+        "import, open and read a first chunk, after zarr, without bytecode",
+        lambda: {
+            name: (
+                "benchmarks.importing:first_open",
+                {"module": module, "directory": str(tmp_path / "repository")},
+            )
+            for name, module in MODULES.items()
+        },
+        metrics={"seconds": {}},
+        rounds=5,
+        environment={
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": str(tmp_path / "nothing"),
+        },
+    )
+
+
+def test_first_dataset(contest: Contest, tmp_path: Path) -> None:
+    """Seconds to open 200 variables with xarray, the first in the process."""
+    session = create("official", str(tmp_path / "repository")).writable_session("main")
+    group = zarr.create_group(session.store)
+    for number in range(contest.pick(3, 200)):
+        group.create_array(f"v{number}", shape=(4,), dtype="f4", dimension_names=["x"])
+    session.commit("filled")
+    contest.children(
+        f"xarray: open {contest.pick(3, 200)} variables, the first in the process",
+        lambda: {
+            name: (
+                "benchmarks.importing:first_dataset",
+                {"module": module, "directory": str(tmp_path / "repository")},
+            )
+            for name, module in MODULES.items()
+        },
+        metrics={"seconds": {}},
+        rounds=5,
         environment={"PYTHONDONTWRITEBYTECODE": ""},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from benchmarks.docs import (
@@ -16,7 +18,11 @@ from benchmarks.docs import (
     summary,
     tables,
 )
+from benchmarks.report import draw_growth, grown
 from benchmarks.results import OURS, ZARR_ALONE, Result
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_page_says_what_was_measured() -> None:
@@ -45,3 +51,15 @@ def test_a_row_tells_what_others_found_and_zarr_leaves(target: float, told: str)
         "Write arrays through zarr", "write", "seconds", samples, targets={"official": target}
     )
     assert told in tables([result], {result.key: [9.0, 7.5]})
+
+
+def test_workloads_of_three_sizes_are_drawn_against_size(tmp_path: Path) -> None:
+    """Those that are named alike but for a number."""
+    samples = {OURS: [2.0], "official": [8.0]}
+    names = ["commit 1 array of 20 chunks", "commit 30 array of 20 chunks", "read 10 KB, 1 at once"]
+    names += ["commit 1,000 array of 20 chunks", "read 10 KB, 64 at once", "open 1.5 of 2 files"]
+    results = [Result("", name, "seconds", samples) for name in names]
+    found = {name: list(sizes) for name, sizes in grown(results).items()}
+    assert found == {"commit n array of 20 chunks": [1, 30, 1000]}
+    draw_growth(results, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").stat().st_size > 10_000
