@@ -64,8 +64,9 @@ def _write(engine: str, session: Any, dataset: xarray.Dataset, **how: Any) -> No
 
 
 def _chunks(dataset: xarray.Dataset) -> dict[str, Any]:
-    days = {"time": {"chunks": (1000,)}}
-    return {it: {"chunks": (1, *dataset[it].shape[1:])} for it in dataset.data_vars} | days
+    """Return an encoding with a chunk for each day."""
+    found = {str(it): {"chunks": (1, *dataset[it].shape[1:])} for it in dataset.data_vars}
+    return found | {"time": {"chunks": (1000,)}}
 
 
 def test_write_dataset(contest: Contest, tmp_path: Path, attic: Attic) -> None:
