@@ -288,6 +288,8 @@ class _Known:
         """Return bounds of stored numbers as the table has them: xarray decodes them as values."""
         meaning = self.array.meaning
         numbers = np.where(chosen, bounds, bounds.dtype.type(0)).astype(meaning.numbers)
+        if self.column.marked and not pa.types.is_floating(self.column.type):
+            return to_arrow(numbers, self.column.type)  # decoding would make doubles of them
         stored = numbers.view(meaning.stored.newbyteorder("="))
         variable = xarray.Variable(("chunk",), stored, stored_attributes(self.array.array))
         decode = cast("Any", decode_cf_variable)

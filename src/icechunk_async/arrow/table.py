@@ -122,7 +122,14 @@ def open_group(source: GroupSource) -> xarray.Dataset:
     named = {name: _dimension_names(array) for name, array in arrays.items()}
     dims = unique_dims(named, {name: array.shape for name, array in arrays.items()})
     if dims != named:
-        return _renamed(arrays, dims, named, decode=source.decode)
+        opened = _renamed(arrays, dims, named, decode=source.decode)
+    else:
+        opened = _as_named(source)
+    return keep_coordinates(_with_exact_integers(opened, arrays))
+
+
+def _as_named(source: GroupSource) -> xarray.Dataset:
+    """Open a group whose dimensions have names that can be those of columns."""
     store: Any = source.session().store
     opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
     with warnings.catch_warnings():
@@ -143,7 +150,45 @@ def open_group(source: GroupSource) -> xarray.Dataset:
         # Older versions of xarray assert that attributes have the type that it writes.
         except (AssertionError, ValueError, TypeError, struct.error) as error:
             raise _undecodable(error) from error
-    return keep_coordinates(dataset)
+    return dataset
+
+
+def _with_exact_integers(
+    dataset: xarray.Dataset, arrays: Mapping[str, zarr.Array[Any]]
+) -> xarray.Dataset:
+    """Put back stored integers of 64 bits that xarray made doubles of, for those missing.
+
+    Doubles round them beyond 2^53, and tables have null. `values_of` masks what is missing.
+    """
+    exact: dict[str, xarray.Variable] = {}
+    for name, array in arrays.items():
+        variable = dataset.variables.get(name)
+        marks = None if variable is None else _marks_of(array, variable)
+        if variable is not None and marks is not None:
+            dims = tuple(map(str, variable.dims))
+            exact[name] = _lazy(array, dims)
+            exact[name].attrs = variable.attrs
+            exact[name].encoding = {**variable.encoding, _MARKS: marks}
+    coords = {name: it for name, it in exact.items() if name in dataset.coords}
+    dataset.coords.update(xarray.Coordinates(coords, indexes={}))
+    return dataset.assign({name: it for name, it in exact.items() if name not in coords})
+
+
+def _marks_of(array: zarr.Array[Any], variable: xarray.Variable) -> npt.NDArray[Any] | None:
+    """Return the integers that mark missing ones, if nothing else makes values of them doubles."""
+    decoded: np.dtype[Any] = cast("Any", variable).dtype
+    is_wide = array.dtype.kind in "iu" and array.dtype.itemsize == _WIDE_BYTES
+    if not is_wide or decoded != np.float64 or not _OTHERWISE.isdisjoint(variable.encoding):
+        return None
+    attributes: dict[str, Any] = dict(array.attrs)
+    given: list[Any] = []
+    for name in _MISSING:
+        it: Any = attributes.get(name, [])
+        given += it if isinstance(it, list) else [it]
+    limits = np.iinfo(array.dtype)
+    if not all(type(it) is int and limits.min <= it <= limits.max for it in given):
+        return None
+    return np.array(given, array.dtype.newbyteorder("="))
 
 
 def _dimension_names(array: zarr.Array[Any]) -> tuple[str | None, ...]:
@@ -212,7 +257,7 @@ def _renamed(
             )
         except (ValueError, TypeError) as error:
             raise _undecodable(error) from error
-    return keep_coordinates(decoded)
+    return decoded
 
 
 def _undecodable(error: Exception) -> InvalidInputError:
@@ -301,6 +346,12 @@ ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
 """Without half floats, which most engines cannot compare."""
 _MIXED: Final = frozenset({"standard", "gregorian"})
 """Names of the calendar of CF that is Julian until 1582."""
+_MARKS: Final = "marks of missing integers"
+"""In the encoding of a variable whose values xarray would have made doubles."""
+_MISSING: Final = ("_FillValue", "missing_value")
+_OTHERWISE: Final = frozenset({"scale_factor", "add_offset", "_Unsigned", "units"})
+"""Attributes by which integers become others, or times."""
+_WIDE_BYTES: Final = 8
 _WIDER: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
@@ -313,6 +364,8 @@ class Column:
     dims: tuple[str, ...]
     variable: bool = True
     """False for the index along a dimension without coordinates."""
+    marked: bool = False
+    """Whether it has integers of 64 bits of which some are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +512,8 @@ def _column(
     dtype = cast("Any", variable).dtype
     if dtype.kind == "O" and variable.encoding.get("dtype") == np.dtype(bool):
         dtype = np.dtype(bool)  # with a mark for missing values, for which bool has no room
-    return Column(name, arrow_type(name, dtype, types), _dims(dataset, name))
+    marked = _MARKS in variable.encoding
+    return Column(name, arrow_type(name, dtype, types), _dims(dataset, name), marked=marked)
 
 
 def arrow_type(
@@ -501,7 +555,9 @@ def check_type(column: Column, wanted: pa.DataType) -> None:
     wider = own in _WIDER and wanted in _WIDER and _WIDER.index(own) <= _WIDER.index(wanted)
     floats = own == pa.float32() and wanted == pa.float64()
     instants = own == pa.timestamp("us") and wanted == pa.timestamp("us", tz="UTC")
-    if not (own == wanted or wider or floats or instants):
+    # As these columns were in earlier versions; a number that is rounded is an error then.
+    doubles = column.marked and wanted == pa.float64()
+    if not (own == wanted or wider or floats or instants or doubles):
         raise InvalidInputError(
             f"The schema has {column.name!r} as {wanted}, but it is {own}. Read it as {own}, and "
             "cast it in the query."
@@ -513,6 +569,8 @@ def to_arrow(
 ) -> pa.Array[Any]:
     """Convert one-dimensional values to Arrow; NaT, and NaN on request, become null."""
     kind = values.dtype.kind
+    if isinstance(values, np.ma.MaskedArray):
+        return _masked(values, wanted)
     if kind in "MmO" or kind == "T":
         return _objects(values, wanted)
     if values.dtype == np.float16:
@@ -522,6 +580,22 @@ def to_arrow(
         return pa.array(values.tolist(), wanted)
     array = pa.array(values, from_pandas=nan_as_null and kind == "f")
     return array if array.type == wanted else array.cast(wanted)
+
+
+def _masked(values: np.ma.MaskedArray[Any, Any], wanted: pa.DataType) -> pa.Array[Any]:
+    """Return integers of which some are missing.
+
+    Raises:
+        InvalidInputError: doubles are wanted, and one has no double that is equal to it.
+    """
+    array = pa.array(np.asarray(values.data), mask=np.ma.getmaskarray(values))
+    try:
+        return array if array.type == wanted else array.cast(wanted)
+    except pa.ArrowInvalid as error:
+        raise InvalidInputError(
+            f"An array of integers cannot be read as {wanted}: {error}. Read it as {array.type}, "
+            "and cast it in the query."
+        ) from error
 
 
 def _objects(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array[Any]:
@@ -566,7 +640,7 @@ def _text(value: object) -> str | None:
 
 
 def values_of(variable: xarray.Variable) -> npt.NDArray[Any]:
-    """Return the values of a variable.
+    """Return the values of a variable; masked where integers of 64 bits are missing.
 
     Raises:
         InvalidInputError: it has times before 1582-10-15 in the mixed calendar of CF, `standard`,
@@ -584,6 +658,8 @@ def values_of(variable: xarray.Variable) -> npt.NDArray[Any]:
         before = values < np.datetime64("1582-10-15", "us")
         if before.any():
             raise _of_another_calendar(values[before][0])
+    if _MARKS in stored:
+        return np.ma.masked_array(values, np.isin(values, stored[_MARKS]))
     return values
 
 
@@ -721,4 +797,4 @@ def _load(
     for axis, dim in enumerate(ordered):
         if len(at[dim]) < values.shape[axis]:
             values = np.take(values, at[dim] - at[dim][0], axis=axis)
-    return np.ascontiguousarray(values) if values.ndim else values
+    return values if values.flags.c_contiguous else values.copy()  # with their mask

@@ -66,6 +66,8 @@ def statistics_of(values: npt.NDArray[Any]) -> dict[str, int | float | None]:
     """
     kind = values.dtype.kind
     flat = values.reshape(-1)
+    if isinstance(flat, np.ma.MaskedArray):
+        flat = flat.compressed()
     if kind in "mM":
         flat = flat[~np.isnat(flat)].astype(f"{kind}8[us]").astype(np.int64) / 1e6
     elif kind in "fc":
