@@ -321,7 +321,7 @@ def _type_of(meaning: Meaning, function: str) -> DataType:
         return TimestampNTZType()
     if stored == "m":
         return DayTimeIntervalType()
-    if stored == "b" and same:
+    if meaning.is_truth and same:
         return BooleanType()
     if meaning.kind == "f" or meaning.is_packed or not (same or function == "sum"):
         return DoubleType()

@@ -179,10 +179,10 @@ def _dtype(function: str, meaning: Meaning, *, may_miss: bool) -> np.dtype[Any]:
         case "sum" | "mean" if meaning.is_time:
             return native
         case "sum" if meaning.kind != "f" and not meaning.is_packed:
-            return np.dtype(np.uint64 if meaning.kind == "u" and native.kind != "b" else np.int64)
+            return np.dtype(np.uint64 if meaning.kind == "u" and not meaning.is_truth else np.int64)
         case "min" | "max" if not meaning.is_packed:
-            if native.kind == "b":
-                return np.dtype(object) if may_miss else native
+            if meaning.is_truth:
+                return np.dtype(object if may_miss else bool)
             if meaning.numbers.kind in "iu" and not meaning.is_time:
                 return np.dtype(np.float64) if may_miss else meaning.numbers
             return native

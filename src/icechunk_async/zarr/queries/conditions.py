@@ -115,7 +115,7 @@ def condition_on(meaning: Meaning, predicate: Predicate) -> Condition:
             if floating and meaning.stored.kind != "M":
                 micros = micros_of_unit(meaning)
                 literals = [it * Fraction(micros) for it in moments]
-        elif meaning.stored.kind == "b":
+        elif meaning.is_truth:
             literals = [_truth(it) for it in predicate.values]
         else:
             literals = [_number(it) for it in predicate.values]

@@ -50,8 +50,8 @@ class Meaning:
     stored: np.dtype[Any]
     """The type of the array."""
     numbers: np.dtype[Any]
-    """The type that values are computed in: native byte order, signed as meant, times as int64;
-    `StringDType` for text."""
+    """The type that values are computed in: native byte order, signed as meant, times as int64,
+    truth values as uint8; `StringDType` for text."""
     missing: tuple[Any, ...]
     """Numbers, of that type, which stand for no value; beside NaN and NaT."""
     scale: float | None
@@ -61,6 +61,8 @@ class Meaning:
     calendar: Any
     digest: bytes
     """SHA-256 of all that decides which numbers bytes of a chunk become, and which are missing."""
+    is_truth: bool = False
+    """Whether values are true or false; what is not zero is true."""
 
     @property
     def kind(self) -> ValueKind:
@@ -116,6 +118,8 @@ class Meaning:
                     f"Values of {self.path!r} cannot be queried: a text is not valid Unicode, as "
                     f"are surrogates without their pair ({error}). Write it anew."
                 ) from error
+        if self.is_truth:
+            return (np.asarray(values, self.stored) != 0).view(self.numbers)
         native = np.asarray(values, self.stored).astype(self.stored.newbyteorder("="), copy=False)
         return native.view(self.numbers)
 
@@ -173,27 +177,41 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
     found: Any = json.loads(document)
     attributes: dict[str, Any] = found.get("attributes") or {}
     parts = [found.get(name) for name in _FORMAT] + [attributes.get(name) for name in _MISSING]
+    is_truth = dtype.kind == "b" or (dtype.kind in "iu" and _is_marked_as_truth(attributes))
+    if is_truth and dtype.kind != "b":
+        parts.append("bool")
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
     if is_text:
         texts = _missing_texts(path, attributes)
         return Meaning(path, dtype, _TEXT, texts, None, None, None, None, digest)
     stored = dtype.newbyteorder("=")
     numbers = np.dtype(np.int64) if dtype.kind in "mM" else stored
-    if dtype.kind == "b":
+    if is_truth:
         numbers = np.dtype(np.uint8)
-    unsigned = str(attributes.get("_Unsigned", "")).lower()
+    unsigned = "" if is_truth else str(attributes.get("_Unsigned", "")).lower()
     if (unsigned, dtype.kind) in {("true", "i"), ("false", "u")}:
         numbers = np.dtype(f"{'u' if unsigned == 'true' else 'i'}{dtype.itemsize}")
     missing: list[Any] = []
     for name, it in _marks(attributes):
         missing += _missing(path, name, it, stored, numbers)
     scale, offset = (_factor(path, name, attributes) for name in ("scale_factor", "add_offset"))
-    if dtype.kind in "bmM":
+    if is_truth or dtype.kind in "mM":
         scale = offset = None
     units = attributes.get("units")
     since = units if isinstance(units, str) and " since " in units else None
     calendar = attributes.get("calendar")
-    return Meaning(path, dtype, numbers, tuple(missing), scale, offset, since, calendar, digest)
+    return Meaning(
+        path, dtype, numbers, tuple(missing), scale, offset, since, calendar, digest, is_truth
+    )
+
+
+def _is_marked_as_truth(attributes: dict[str, Any]) -> bool:
+    """Return whether integers are true and false, which some versions of xarray store so.
+
+    Where some are marked as missing they are read as the numbers that they are.
+    """
+    others = (*_MISSING[:2], "scale_factor", "add_offset")
+    return attributes.get("dtype") == "bool" and not any(it in attributes for it in others)
 
 
 def _marks(attributes: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -257,4 +257,4 @@ def _shown(meaning: Meaning, number: Any) -> Any:
     if meaning.is_time:
         return np.int64(number).view(meaning.stored.newbyteorder("="))
     value = meaning.unpacked(np.asarray(number))[()].item()
-    return bool(value) if meaning.stored.kind == "b" else value
+    return bool(value) if meaning.is_truth else value

@@ -481,3 +481,29 @@ async def test_shards_are_chunks() -> None:
         session = await repository.readonly_session("main")
         found = await session.aggregate("a", "sum", where="a >= 36")
         assert (found.value, found.chunks, found.chunks_read) == (values[values >= 36].sum(), 4, 1)
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+async def test_integers_marked_as_truth_are_true_or_false(*, statistics: bool) -> None:
+    """As versions of xarray write them; all but zero is true."""
+    values = np.array([[0, 1, -1], [1, 5, 1]], "i1")
+    async with Repository.create(memory_url()) as repository:
+        if statistics:
+            await repository.keep_statistics()
+        session = await repository.writable_session("main")
+        array = await za.create_array(
+            session.store, name="a", shape=(2, 3), chunks=(1, 3), dtype="i1",
+            attributes={"dtype": "bool"}, dimension_names=["y", "x"],
+        )  # fmt: skip
+        await array.setitem(slice(None), values)
+        await session.commit("filled")
+        session = await repository.readonly_session("main")
+        for function, whole, true in (("min", False, True), ("max", True, True), ("sum", 5, 5)):
+            assert (found := await session.aggregate("a", function)).value == whole
+            assert (found.chunks_read == 0) is statistics
+            found = await session.aggregate("a", function, where="a = true")
+            assert found.value == true
+            assert type(found.value) is type(true)
+        assert (await session.aggregate("a", "count", where="a = false")).value == 1
+        with pytest.raises(InvalidInputError, match="true or false"):
+            await session.aggregate("a", "count", where="a = 2")
