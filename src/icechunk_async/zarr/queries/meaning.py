@@ -119,7 +119,8 @@ class Meaning:
                     f"are surrogates without their pair ({error}). Write it anew."
                 ) from error
         if self.is_truth:
-            return (np.asarray(values, self.stored) != 0).view(self.numbers)
+            truths: Mask = np.asarray(values, self.stored) != 0
+            return truths.view(self.numbers)
         native = np.asarray(values, self.stored).astype(self.stored.newbyteorder("="), copy=False)
         return native.view(self.numbers)
 

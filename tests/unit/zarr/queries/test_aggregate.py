@@ -498,7 +498,12 @@ async def test_integers_marked_as_truth_are_true_or_false(*, statistics: bool) -
         await array.setitem(slice(None), values)
         await session.commit("filled")
         session = await repository.readonly_session("main")
-        for function, whole, true in (("min", False, True), ("max", True, True), ("sum", 5, 5)):
+        answers: dict[AggregateFunction, tuple[Any, Any]] = {
+            "min": (False, True),
+            "max": (True, True),
+            "sum": (5, 5),
+        }
+        for function, (whole, true) in answers.items():
             assert (found := await session.aggregate("a", function)).value == whole
             assert (found.chunks_read == 0) is statistics
             found = await session.aggregate("a", function, where="a = true")
