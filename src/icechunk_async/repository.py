@@ -2402,7 +2402,8 @@ class Repository:
 
         Cancellation: the commit may have been published.
 
-        Cost: reads and writes every manifest once, a few at a time; those few are in memory.
+        Cost: reads and writes every manifest once, a few at a time; those few are in memory, and
+        the references of up to 4,096 small arrays or cells that are to share manifests.
         """
         from icechunk_async.engine.upkeep.rewrite import rewrite_manifests  # noqa: PLC0415 -- slow to import
 

@@ -55,15 +55,15 @@ def _config(preload: ManifestPreloadConfig | None) -> RepositoryConfig:
 
 
 async def _prepared(url: str) -> None:
-    """Make ``big`` of 6 chunks and ``time`` of 2."""
+    """Make ``big`` of 6 chunks and ``time`` of 2; they share no manifest."""
     async with Repository.create(url, config=_config(NOTHING)) as repository:
-        session = await repository.writable_session("main")
-        await write(session, "zarr.json", group_document())
         for path, count in (("big", 6), ("time", 2)):
+            session = await repository.writable_session("main")
+            await write(session, "zarr.json", group_document())
             await make_array(session, path, (count,), (1,))
             for at in range(count):
                 await write(session, f"{path}/c/{at}", bytes([at]))
-        await session.commit("filled")
+            await session.commit("filled")
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
