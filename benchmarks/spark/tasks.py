@@ -67,21 +67,22 @@ def rows_of_fragment(fragment: ArrayFragment) -> Any:
     return fragment.to_table().to_pandas()
 
 
-def values_of(files: Sequence[str], shape: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Return `t` of files of rows, which are sorted for it, in days of some shape."""
-    return _days(files, shape)[1]
+def values_of(file: str, shape: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Return `t` of a file of rows, which are sorted for it, in days of some shape."""
+    return _days(file, shape)[1]
 
 
 def write_files(fork: ForkSession, path: str, files: Sequence[str]) -> ForkSession:
-    """Write `t` of files, whose days follow each other, to an array."""
+    """Write `t` of files, each of whole chunks, to an array."""
     array: Any = zarr.open_array(fork.store, path=path, mode="r+")
-    first, values = _days(files, array.shape[1:])
-    array[first : first + len(values)] = values
+    for file in files:
+        first, values = _days(file, array.shape[1:])
+        array[first : first + len(values)] = values
     return fork
 
 
-def _days(files: Sequence[str], shape: Sequence[int]) -> tuple[int, npt.NDArray[np.float32]]:
-    table: Any = cast("Any", parquet).read_table(list(files), columns=["day", "y", "x", "t"])
+def _days(file: str, shape: Sequence[int]) -> tuple[int, npt.NDArray[np.float32]]:
+    table: Any = cast("Any", parquet).read_table(file, columns=["day", "y", "x", "t"])
     ordered = table.sort_by([(it, "ascending") for it in ("day", "y", "x")])
     values = ordered.column("t").to_numpy().reshape(-1, *shape)
     return ordered.column("day")[0].as_py(), values
