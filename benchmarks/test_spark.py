@@ -216,7 +216,6 @@ def test_rows_out(contest: Contest, place: Place, pool: ProcessPoolExecutor) -> 
             list(shown.get_fragments()),
             meta=shown.schema.empty_table().to_pandas(),
         )
-        # One sum of two columns: two sums would send the rows to the driver and back.
         frame = frame.assign(axes=frame["day"] + frame["y"] + frame["x"])[["t", "axes"]]
         with dask.config.set(pool=pool):
             return tuple(frame.sum().compute(scheduler="processes"))
