@@ -135,39 +135,52 @@ class PackedManifest:
 
     @property
     def weight(self) -> int:
-        """As ``HeldManifest``."""
-        decoded = sum(len(it) for ranks in self._decoded.values() for it in ranks.values())
-        return 1 + self._size // BYTES_PER_REF + decoded
+        """As ``HeldManifest``; arrays of small ones count before they are decoded."""
+        packed = self._size // BYTES_PER_REF
+        if self._size < _LARGE_BYTES:
+            return 1 + 2 * packed
+        return (
+            1 + packed + sum(len(it) for ranks in self._decoded.values() for it in ranks.values())
+        )
 
     def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Undecided | None:
         """As ``HeldManifest``: a few chunks that exist are found, then decoding pays."""
         known = self._decoded.get(node_id)
-        if known is not None:
-            refs = known.get(len(coords))
-            if refs is None:
-                return None
-            row = refs.find(coords)
-            return None if row is None else refs.ref(row)
-        peeks = self._peeks.get(node_id, 0)
-        if peeks >= self._most_peeks or self._is_beyond(node_id):
-            return EXPAND
-        self._peeks[node_id] = peeks + 1
-        found = self.find(node_id, coords)
-        return EXPAND if found is None else found
+        if known is None:
+            if self._is_beyond(node_id):
+                return EXPAND
+            peeks = self._peeks.get(node_id, 0)
+            if peeks < self._most_peeks:
+                self._peeks[node_id] = peeks + 1
+                found = self.find(node_id, coords)
+                if found is not None:
+                    return found
+            # A few references are decoded here, so that whoever asks next need not wait.
+            if self._size >= _LARGE_BYTES or not self._place(node_id)[1]:
+                return EXPAND
+            known = self._decode(node_id)
+        refs = known.get(len(coords))
+        row = None if refs is None else refs.find(coords)
+        return None if refs is None or row is None else refs.ref(row)
 
     def expand(self, node_id: NodeId | None = None) -> Manifest | PackedManifest:
         """As ``HeldManifest``: decode an array, or all if others were looked at already."""
         is_only = self._nodes[1] == 1
         if node_id is None or is_only or self._is_beyond(node_id) or not self._place(node_id)[1]:
             return decode_manifest(self._view, seconds_cut=self._seconds_cut)
+        self._decode(node_id)
+        return self
+
+    def _decode(self, node_id: NodeId) -> dict[int, ChunkRefs]:
+        """Decode one array that is there; return its references by rank."""
         first, count = self._place(node_id)
         vector = Vectors(self._buffer, np.array([first]), np.array([count]), 4)
         vector.check_tables()
         parts = decode_array(vector, self._dictionary)
         if self._seconds_cut:
             parts = [replace(refs, seconds_cut=True) for refs in parts]
-        self._decoded[node_id] = {refs.rank: refs for refs in parts}
-        return self
+        found = self._decoded[node_id] = {refs.rank: refs for refs in parts}
+        return found
 
     def _is_beyond(self, node_id: NodeId) -> bool:
         """Return whether an array is one of too many to look at each alone."""

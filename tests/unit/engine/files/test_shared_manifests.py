@@ -87,7 +87,7 @@ async def test_reading_an_array_decodes_that_array(
             assert await chunk(number) == bytes([3, number])
         assert await chunk(5) is None
         assert decoded == [len(CHUNKS)]
-        assert _weight(session.store) == before + len(CHUNKS)
+        assert _weight(session.store) == before > ARRAYS * len(CHUNKS)  # counted beforehand
         assert blocking or storage.requests["get"] == 1
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import NodeId
+from icechunk_async.format.manifest import packed as packed_manifests
 from icechunk_async.format.manifest.held import EXPAND, Undecided
 from icechunk_async.format.manifest.packed import PackedManifest
 from icechunk_async.format.manifest.reading import decode_manifest
@@ -177,13 +178,25 @@ def _shared(count: int) -> dict[NodeId, ChunkRefs]:
     return {_node(it): refs_of(1, refs) for it in range(1, count + 1)}
 
 
-def test_what_is_decoded_counts() -> None:
+def test_what_is_decoded_of_a_large_manifest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache learns what an array takes that was decoded beside the bytes."""
+    monkeypatch.setattr(packed_manifests, "_LARGE_BYTES", 0)
     packed = PackedManifest(encode_manifest(MANIFEST, _shared(20)))
     before = packed.weight
     for number in (1, 2):
         assert packed.expand(_node(number)) is packed
         assert packed.weight == before + 3 * number
+
+
+def test_what_may_be_decoded_of_a_small_manifest_counts_beforehand() -> None:
+    """Lookups decode its arrays without telling the cache."""
+    packed = PackedManifest(encode_manifest(MANIFEST, _shared(7)))
+    before = packed.weight
+    assert before >= 2 * 7 * 3
+    for number in range(1, 8):
+        assert packed.lookup(_node(number), (1,)) == InlineChunk(b"\x01")
+        assert packed.lookup(_node(number), (9,)) is None
+    assert packed.weight == before
 
 
 def test_references_out_of_order_are_refused_in_an_array_that_is_decoded_alone() -> None:
