@@ -155,7 +155,7 @@ class PackedManifest:
                 found = self.find(node_id, coords)
                 if found is not None:
                     return found
-            # A few references are decoded here, so that whoever asks next need not wait.
+            # A few references are decoded here, so that the next lookup need not wait.
             if self._size >= _LARGE_BYTES or not self._place(node_id)[1]:
                 return EXPAND
             known = self._decode(node_id)
