@@ -134,7 +134,7 @@ def refer(pipeline: Pipeline) -> None:
     ingest_virtual(
         pipeline.spark,
         pipeline.repository,
-        groups,
+        list(groups),
         branch="staging",
         group_of=groups.__getitem__,
         on_error="fail",

@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 CHUNK = b"x" * 600
+_TURNS_AFTER = 4
 
 
 class SlowStorage(WrappedStorage):
-    """Takes a turn of the event loop before each request is carried out, and one after."""
+    """Takes a turn of the event loop before each request is carried out, and some after.
+
+    Commits differ in a wait or two, by what is in memory; with one turn the last request of none
+    might be cancelled.
+    """
 
     async def before(self, operation: str, key: str) -> None:
         """Be on the way there."""
@@ -33,7 +38,8 @@ class SlowStorage(WrappedStorage):
 
     async def after(self, operation: str, key: str) -> None:
         """Be on the way back: what was asked for is done."""
-        await asyncio.sleep(0)
+        for _ in range(_TURNS_AFTER):
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
