@@ -93,8 +93,7 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
     ) -> tuple[GetResult, ...]:
         """Read, decode and select chunks into ``out``.
 
-        Raises:
-            What the store and the codecs raise; ``out`` is then partly filled.
+        Errors are those of the store and of the codecs; ``out`` is then partly filled.
 
         Cancellation: ``out`` is partly filled. Cost: see ``IcechunkStore.read_chunks``.
         """
@@ -114,8 +113,7 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
     ) -> None:
         """Encode and write the chunks of ``value``; those of fill values are deleted.
 
-        Raises:
-            What the store and the codecs raise; some chunks are then written.
+        Errors are those of the store and of the codecs; some chunks are then written.
 
         Cancellation: some chunks are written. Cost: see ``IcechunkStore.write_chunks``.
         """
