@@ -16,6 +16,7 @@ import zarr.api.asynchronous as za
 from hypothesis import given
 
 from icechunk_async import Packing, Repository
+from icechunk_async._runtime import clock
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.errors import StorageUnavailableError, UnsupportedBySpecError
 from icechunk_async.format.statistics import ChunkStatistics
@@ -297,9 +298,11 @@ class _NoStatistics(LatencyStorage):
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_commit_waits_five_seconds_for_statistics(
-    caplog: pytest.LogCaptureFixture, *, answers: bool
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, answers: bool
 ) -> None:
     """Of any number of arrays: requests are repeated for half a minute otherwise."""
+    # By chance all pauses between tries may be short, so that the tries are used up before.
+    monkeypatch.setattr(clock, "uniform", lambda: 1.0)
 
     async def seconds() -> float:
         async with open_storage(memory_url()) as plain:
