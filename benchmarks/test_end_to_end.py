@@ -56,6 +56,13 @@ def _dataset(contest: Contest, days: int, first: int = 0) -> xarray.Dataset:
     return xarray.Dataset(arrays, {"time": times})
 
 
+def _fresh(folder: Path, attic: Attic, engine: str) -> Any:
+    """Return a session of a new repository, once everything written before is on the disk."""
+    attic.put_away(folder / engine)
+    os.sync()
+    return create(engine, str(folder / engine)).writable_session("main")
+
+
 def _write(engine: str, session: Any, dataset: xarray.Dataset, **how: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about consolidated metadata
@@ -74,11 +81,6 @@ def test_write_dataset(contest: Contest, tmp_path: Path, attic: Attic) -> None:
     dataset = _dataset(contest, contest.pick(2, DAYS))
     size = dataset.nbytes
 
-    def fresh(name: str) -> Any:
-        attic.put_away(tmp_path / name)
-        os.sync()
-        return create(name, str(tmp_path / name)).writable_session("main")
-
     def writing(engine: str) -> Callable[[Any], None]:
         return lambda session: _write(engine, session, dataset, encoding=_chunks(dataset))
 
@@ -87,7 +89,7 @@ def test_write_dataset(contest: Contest, tmp_path: Path, attic: Attic) -> None:
         {engine: writing(engine) for engine in ENGINES},
         rounds=3,
         warmup_rounds=0,
-        setup=fresh,
+        setup=partial(_fresh, tmp_path, attic),
         note="ours is synced to the disk, the official engine's is not",
     )
 
@@ -154,11 +156,6 @@ def test_dask(contest: Contest, tmp_path: Path, attic: Attic) -> None:
     shape = contest.pick((4, 10, 10), (256, 500, 500))
     source = dask.array.random.default_rng(0).random(shape, chunks=(1, *shape[1:]), dtype="f4")
 
-    def fresh(name: str) -> Any:
-        attic.put_away(tmp_path / name)
-        os.sync()
-        return create(name, str(tmp_path / name)).writable_session("main")
-
     def writing(engine: str) -> Callable[[Any], None]:
         def write(session: Any) -> None:
             zarr.create_array(
@@ -178,6 +175,6 @@ def test_dask(contest: Contest, tmp_path: Path, attic: Attic) -> None:
         {engine: writing(engine) for engine in ENGINES},
         rounds=3,
         warmup_rounds=0,
-        setup=fresh,
+        setup=partial(_fresh, tmp_path, attic),
         note="ours is synced to the disk, the official engine's is not",
     )

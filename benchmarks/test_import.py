@@ -14,6 +14,7 @@ from benchmarks.contest import FLOOR
 from benchmarks.peers import chunked, create
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from benchmarks.contest import Contest
@@ -71,46 +72,42 @@ def test_start_of_the_command(contest: Contest, tmp_path: Path) -> None:
         )
 
 
-def test_first_open(contest: Contest, tmp_path: Path) -> None:
-    """Seconds to import, open a repository on the local disk and read a chunk."""
-    session = create("official", str(tmp_path / "repository")).writable_session("main")
+def _first_opens(
+    contest: Contest, place: Path, workload: str, environment: Mapping[str, str]
+) -> None:
+    """Have processes import, open a repository and read a chunk."""
+    session = create("official", str(place)).writable_session("main")
     chunked(session.store, 4, 8000)[:] = 1
     session.commit("filled")
     contest.children(
-        "import, open and read a first chunk, after zarr",
+        workload,
         lambda: {
             name: (
                 "benchmarks.importing:first_open",
-                {"module": module, "directory": str(tmp_path / "repository")},
+                {"module": module, "directory": str(place)},
             )
             for name, module in MODULES.items()
         },
         metrics={"seconds": {}},
         rounds=7,
-        environment={"PYTHONDONTWRITEBYTECODE": ""},
+        environment=environment,
     )
+
+
+def test_first_open(contest: Contest, tmp_path: Path) -> None:
+    """Seconds to import, open a repository on the local disk and read a chunk."""
+    workload = "import, open and read a first chunk, after zarr"
+    _first_opens(contest, tmp_path / "repository", workload, {"PYTHONDONTWRITEBYTECODE": ""})
 
 
 def test_first_open_without_bytecode(contest: Contest, tmp_path: Path) -> None:
     """The same where Python has compiled nothing yet, as in a fresh container."""
-    session = create("official", str(tmp_path / "repository")).writable_session("main")
-    chunked(session.store, 4, 8000)[:] = 1
-    session.commit("filled")
-    contest.children(
+    nothing = str(tmp_path / "nothing")
+    _first_opens(
+        contest,
+        tmp_path / "repository",
         "import, open and read a first chunk, after zarr, without bytecode",
-        lambda: {
-            name: (
-                "benchmarks.importing:first_open",
-                {"module": module, "directory": str(tmp_path / "repository")},
-            )
-            for name, module in MODULES.items()
-        },
-        metrics={"seconds": {}},
-        rounds=5,
-        environment={
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPYCACHEPREFIX": str(tmp_path / "nothing"),
-        },
+        {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": nothing},
     )
 
 
