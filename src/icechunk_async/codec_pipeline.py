@@ -42,7 +42,7 @@ _PLAIN_KINDS: Final = "biufc"
 
 
 class HasManyChunks(Protocol):
-    """The part of this library's stores that the pipeline uses."""
+    """The part of this library's stores that the pipeline uses; see `IcechunkStore`."""
 
     async def read_chunks(
         self,
@@ -51,14 +51,7 @@ class HasManyChunks(Protocol):
         *,
         chunk_bytes: int,
     ) -> None:
-        """Read chunks of one array, several at a time.
-
-        Args:
-            keys: of chunks, all of one array.
-            take: called for each with its index and its bytes, None if there is no such chunk; in
-                any order, on any thread, also at the same time.
-            chunk_bytes: what a decoded chunk takes, which bounds the memory in use.
-        """
+        """Read chunks of one array, and hand each over as it comes."""
         ...
 
     async def write_chunks(
@@ -68,14 +61,7 @@ class HasManyChunks(Protocol):
         *,
         chunk_bytes: int,
     ) -> None:
-        """Write chunks of one array, several at a time.
-
-        Args:
-            keys: as for `read_chunks`.
-            make: called once for each, with its index, on any thread; returns its bytes, or None
-                to delete it.
-            chunk_bytes: as for `read_chunks`.
-        """
+        """Write chunks of one array, each made when it is its turn."""
         ...
 
 

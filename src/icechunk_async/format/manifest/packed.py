@@ -222,7 +222,7 @@ class PackedManifest:
     def _place(self, node_id: NodeId) -> tuple[int, int]:
         """Return where the references of an array begin, and how many there are.
 
-        None if the array was not found, whether or not it is there.
+        Zeros if the array was not found, whether or not it is there.
 
         Raises:
             FormatError: a table on the way is damaged, or the array is found twice.
