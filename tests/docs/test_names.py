@@ -100,6 +100,13 @@ def _exists(text: str) -> bool:
     )
 
 
+def _options(command: Any) -> set[str]:
+    """Return the options of a command; those of a group are those of its commands, too."""
+    known = {it for option in command.params for it in (*option.opts, *option.secondary_opts)}
+    known |= {"--help", "--install-completion"}
+    return known.union(*map(_options, getattr(command, "commands", {}).values()))
+
+
 def _without_such_a_command(text: str) -> Iterator[str]:
     """Give a command that does not exist, or the options that it does not have."""
     command: Any = typer.main.get_command(app)
@@ -110,8 +117,7 @@ def _without_such_a_command(text: str) -> Iterator[str]:
             yield text
             return
         command = command.commands[name]
-    known = {it for option in command.params for it in (*option.opts, *option.secondary_opts)}
-    known |= {"--help", "--install-completion"}
+    known = _options(command)
     yield from (f"{text}: {it}" for it in words if re.match(r"--?[a-z]", it) and it not in known)
 
 
@@ -141,3 +147,14 @@ def test_classes_that_the_changelog_names_are_public() -> None:
     named = {it for it in _codes(CHANGELOG) if _CLASS.fullmatch(it)}
     assert named
     assert sorted(named - public().keys()) == []
+
+
+def test_the_page_about_the_command_lists_every_command_with_its_options() -> None:
+    """A row for each."""
+    page = REPOSITORY / "docs" / "reference" / "command.md"
+    rows = dict(re.findall(r"^\| `([a-z-]+) (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    command: Any = typer.main.get_command(app)
+    commands = command.commands
+    assert sorted(rows) == sorted(commands)
+    for name, row in rows.items():
+        assert set(re.findall(r"`(--[a-z-]+)", row)) <= _options(commands[name]), name
