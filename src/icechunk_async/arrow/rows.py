@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from contextvars import copy_context
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.blocking import portal
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.arrow.ahead import one_ahead
 from icechunk_async.arrow.boxes import Grid, cut, grouped, num_rows
 from icechunk_async.arrow.table import Cells
 
@@ -26,12 +29,20 @@ if TYPE_CHECKING:
     type Mask = npt.NDArray[np.bool_]
     type Keep = Callable[[int, Span], Mask | None]
 
-__all__ = ["LOAD_BYTES", "TEXT_BYTES", "RowPlan", "grid_of", "whole_columns", "width_of"]
+__all__ = [
+    "LOAD_BYTES",
+    "TEXT_BYTES",
+    "RowPlan",
+    "grid_of",
+    "whole_columns",
+    "width_of",
+]
 
 LOAD_BYTES: Final = 32 << 20
 """Values that are held in memory at a time, approximately."""
 TEXT_BYTES: Final = 32
 """Assumed size of a text in a column."""
+_THREADS: Final = "icechunk-rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +153,46 @@ def width_of(kind: pa.DataType) -> int:
         return max(1, kind.bit_width // 8)
     except ValueError:
         return TEXT_BYTES
+
+
+def one_ahead[T, R](
+    items: Iterable[T], work: Callable[[T], R], is_small: Callable[[T], bool]
+) -> Generator[R]:
+    """Return the results of some work on items, in order.
+
+    From the second item on, the next one is worked on meanwhile, on a thread. A caller that stops
+    after the first result has caused no other work.
+
+    Args:
+        items: what to work on.
+        work: called with an item, on one thread at a time, in a copy of the caller's context.
+        is_small: whether an item may be worked on while the result of another is in use.
+
+    Close the generator, or use it up: then no thread of it is left. If it is garbage collected,
+    on any thread, work that has started ends by itself.
+
+    Memory: two results of small items, or of one that is not and one that is.
+    """
+    rest = iter(items)
+    item = next(rest, None)
+    if item is not None:
+        yield work(item)
+        item = next(rest, None)
+    if item is None:
+        return
+    pool = ThreadPoolExecutor(1, _THREADS)
+    begun: Future[R] | None = None
+    try:
+        while item is not None:
+            done = [work(item) if begun is None else begun.result()]
+            item, begun = next(rest, None), None
+            if item is not None and is_small(item):
+                begun = pool.submit(copy_context().run, work, item)
+            yield done.pop()  # which is not referred to here while it is in use
+    finally:
+        pool.shutdown(wait=_may_wait(), cancel_futures=True)
+
+
+def _may_wait() -> bool:
+    """Return whether this is no thread that the work needs: collection may run on these, too."""
+    return not portal.is_here() and not threading.current_thread().name.startswith(_THREADS)

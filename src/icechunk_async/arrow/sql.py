@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.arrow.datasets import ArrayGroup, dataset, open_repository
-from icechunk_async.arrow.naming import free_name, group_name
 from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.tables import read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
     import duckdb
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from icechunk_async.session import AnySession
     from icechunk_async.sync import Repository, Session
 
-__all__ = ["ABOUT", "ROOT", "connect"]
+__all__ = ["ABOUT", "ROOT", "connect", "free_name", "group_name", "word"]
 
 ROOT: Final = "data"
 """The table of the arrays of the root group."""
@@ -126,3 +125,32 @@ async def _groups_with_arrays(session: AnySession) -> list[str]:
 
 def _has_word(statement: str, name: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", statement, re.IGNORECASE) is not None
+
+
+def word(text: str) -> str:
+    """Return text as a part of a name that SQL takes without quotes."""
+    found = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")
+    return f"_{found}" if found[:1].isdigit() else found
+
+
+def group_name(start: str, group: str, dims: Sequence[str], *, first: bool) -> str:
+    """Return the name of a table of a group, of those of its arrays that have some dimensions.
+
+    Args:
+        start: what names begin with, and the name of the root group.
+        group: path of the group; empty for the root.
+        dims: the dimensions of the arrays.
+        first: whether they are those with the most dimensions, which are named like the group.
+    """
+    name = "_".join(it for it in (start, word(group)) if it)
+    return name if first else f"{name}_by_{'_'.join(map(word, dims)) or 'nothing'}"
+
+
+def free_name(name: str, taken: Collection[str] | Iterable[str]) -> str:
+    """Return a name, with a number if it is taken; SQL knows no upper and lower case of names."""
+    known = {it.lower() for it in taken}
+    number, found = 1, name
+    while found.lower() in known:
+        number += 1
+        found = f"{name}_{number}"
+    return found

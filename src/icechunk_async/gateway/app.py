@@ -11,23 +11,28 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from icechunk_async._display.pages import POLICY
+from icechunk_async._display.cards import POLICY
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
 from icechunk_async.errors import IcechunkError, InvalidInputError
 from icechunk_async.gateway.access import Grants
 from icechunk_async.gateway.contents import PAGE_TYPE, Contents
-from icechunk_async.gateway.replies import FOREVER, Cors, Reply, joined, sentence_reply, status_of
 from icechunk_async.gateway.requests import (
+    FOREVER,
     METHODS,
     PAGE,
     BadRequest,
+    Cors,
+    Reply,
     headers_of,
     is_unchanged,
+    joined,
     parse_range,
     parse_target,
     path_of,
+    sentence_reply,
+    status_of,
 )
 from icechunk_async.storage import slice_range
 

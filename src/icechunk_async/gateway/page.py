@@ -18,8 +18,7 @@ from urllib.parse import quote
 import numpy as np
 from zarr.api.asynchronous import open_array  # pyright: ignore[reportUnknownVariableType]
 
-from icechunk_async._display.cards import date
-from icechunk_async._display.pages import document, literal
+from icechunk_async._display.cards import date, document, literal
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import IcechunkError, NotFoundError
 

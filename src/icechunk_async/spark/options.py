@@ -26,7 +26,7 @@ from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
 from icechunk_async.sync.storage import Storage
 from icechunk_async.tables import TABLES
-from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
+from icechunk_async.tiledb.arrays.folder import is_tiledb_url, storage_location
 from icechunk_async.urls import IcechunkURL, is_icechunk_url
 from icechunk_async.zarr.queries.parsing import parse_where
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async._runtime.blocking.portal import run
-from icechunk_async.arrow.ahead import one_ahead
+from icechunk_async.arrow.rows import one_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

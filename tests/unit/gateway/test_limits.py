@@ -11,7 +11,7 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async.errors import InvalidInputError, PermissionDeniedError, ThrottledError
 from icechunk_async.gateway import app
-from icechunk_async.gateway.replies import status_of
+from icechunk_async.gateway.requests import status_of
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import group_document, make_array, memory_url, until, write

@@ -11,10 +11,10 @@ from icechunk_async.tiledb.format.history import (
     Commits,
     Window,
     fragment_folder,
+    parse_name,
     schema_at,
     visible,
 )
-from icechunk_async.tiledb.format.names import parse_name
 
 
 def _name(start: int, end: int, version: int | None = 22, mark: str = "a") -> str:

@@ -13,7 +13,7 @@ import pytest
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.tiledb import open_array
 from icechunk_async.tiledb.arrays.fragments import Fragment
-from icechunk_async.tiledb.arrays.statistics import TileBounds, attribute_bounds
+from icechunk_async.tiledb.arrays.pruning import TileBounds, attribute_bounds
 from icechunk_async.tiledb.format.schema import Attribute
 from icechunk_async.tiledb.format.types import VAR, Datatype
 from tests.unit.tiledb.archives import ARCHIVES, cases, files_below, filled, golden_jobs

@@ -9,7 +9,7 @@ import pytest
 
 from icechunk_async.errors import InvalidInputError, InvalidURLError, UnknownSchemeError
 from icechunk_async.tiledb import ingest_array, open_array, open_group, write_virtual_array
-from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
+from icechunk_async.tiledb.arrays.folder import is_tiledb_url, storage_location
 from tests.unit.tiledb.archives import ARCHIVES, files_below, filled
 from tests.unit.tiledb.virtual_arrays import placed, referring
 

@@ -10,8 +10,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._display.cards import date
-from icechunk_async._display.pages import document, literal
+from icechunk_async._display.cards import date, document, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

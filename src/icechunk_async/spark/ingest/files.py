@@ -18,7 +18,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.ingest.tasks import reads_whole
 from icechunk_async.spark.shared import SharedRepository
-from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
+from icechunk_async.tiledb.arrays.folder import is_tiledb_url, storage_location
 from icechunk_async.zarr.virtual.kerchunk import location_of
 
 if TYPE_CHECKING:

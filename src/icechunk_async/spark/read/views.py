@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async.arrow.naming import free_name, group_name, word
+from icechunk_async.arrow.sql import free_name, group_name, word
 from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import (
     BranchNotFoundError,

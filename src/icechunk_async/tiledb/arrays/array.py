@@ -18,9 +18,8 @@ from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import Policies, with_policies
 from icechunk_async.tiledb.arrays.dense import DenseGrid, overlap, read_dense
 from icechunk_async.tiledb.arrays.directory import AT_ONCE, ArrayDirectory, read_timed
-from icechunk_async.tiledb.arrays.folder import Folder
+from icechunk_async.tiledb.arrays.folder import Folder, storage_location
 from icechunk_async.tiledb.arrays.fragments import load_fragments
-from icechunk_async.tiledb.arrays.urls import storage_location
 from icechunk_async.tiledb.format.history import ALL_TIME, Window, visible
 from icechunk_async.tiledb.format.metadata import apply_metadata, decode_metadata
 from icechunk_async.tiledb.format.schema import Attribute, decode_enumeration

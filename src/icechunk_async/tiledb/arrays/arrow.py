@@ -60,6 +60,7 @@ def to_arrow(cells: Cells, enumeration: Enumeration | None = None) -> pa.Array[A
     if cells.offsets is not None:
         offsets = pa.py_buffer(cells.offsets.astype(np.int64, copy=False))
         if is_bytes(field.datatype):
+            # Arrow's layout of text is TileDB's: offsets and bytes, on the same memory.
             data = pa.py_buffer(np.ascontiguousarray(cells.values))
             found = pa.Array.from_buffers(kind, len(cells), [valid, offsets, data])
             return _checked_text(field, found)

@@ -134,6 +134,16 @@ class Cells:
             return found
         return viewed(self.field, self.values)
 
+    def stored_items(self) -> list[bytes]:
+        """Return the stored bytes of each cell, little-endian."""
+        data = np.ascontiguousarray(self.values).tobytes()
+        width = self.values.dtype.itemsize
+        if self.offsets is None:
+            bounds = list(range(0, len(data) + 1, width * self.values.shape[1]))
+        else:
+            bounds = (self.offsets * width).tolist()
+        return [data[a:b] for a, b in itertools.pairwise(bounds)]
+
     def items(self) -> list[Any]:
         """Return cells of variable length: `str`, `bytes`, or arrays of numbers."""
         assert self.offsets is not None  # of variable length

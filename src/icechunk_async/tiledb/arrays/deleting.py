@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -94,7 +93,10 @@ def _comparable(cells: Cells) -> tuple[npt.NDArray[Any], Callable[[bytes], Any]]
     """Return values that can be compared, and a function that turns stored bytes into one."""
     field = cells.field
     if cells.offsets is not None or field.values != 1:
-        return _as_bytes(cells), lambda data: data
+        # Of several values, and of variable length, TileDB compares the stored bytes.
+        items = np.empty(len(cells), object)
+        items[:] = cells.stored_items()
+        return items, lambda data: data
     dtype = field.dtype
 
     def number(data: bytes) -> Any:
@@ -106,16 +108,3 @@ def _comparable(cells: Cells) -> tuple[npt.NDArray[Any], Callable[[bytes], Any]]
         return np.frombuffer(data, dtype)[0]
 
     return cells.flat(), number
-
-
-def _as_bytes(cells: Cells) -> npt.NDArray[Any]:
-    data = np.ascontiguousarray(cells.values).tobytes()
-    width = cells.values.dtype.itemsize
-    if cells.offsets is None:
-        size = width * cells.values.shape[1]
-        bounds = list(range(0, len(data) + 1, size))
-    else:
-        bounds = (cells.offsets * width).tolist()
-    found = np.empty(len(cells), object)
-    found[:] = [data[a:b] for a, b in itertools.pairwise(bounds)]
-    return found

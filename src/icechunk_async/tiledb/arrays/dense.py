@@ -83,6 +83,8 @@ class DenseGrid:
         self.boxes = [self._box_of(it) for it in fragments]
         rank = len(self.shape)
         bounds = np.array(self.boxes, object).reshape(len(fragments), rank, 2)
+        # Doubles hold any coordinate, if not exactly; int64 would overflow where a domain of uint64
+        # is counted from its beginning.
         self._lows = bounds[:, :, 0].astype(np.float64)
         self._highs = bounds[:, :, 1].astype(np.float64)
 
@@ -245,6 +247,7 @@ async def _read_fixed(
     fill = fill_cells(attribute, 1)
     values = np.empty((*shape, attribute.values), attribute.dtype)
     valid = np.empty(shape, bool) if attribute.is_nullable else None
+    # Cells that tiles overwrite in any case need no fill value first.
     if not _is_covered(grid, box, needed):
         values[...] = fill.values[0]
         if valid is not None and fill.valid is not None:

@@ -10,8 +10,13 @@ from icechunk_async.errors import FormatError, NotFoundError, ObjectNotFoundErro
 from icechunk_async.storage import SuffixRange
 from icechunk_async.tiledb.format.commits import decode_consolidated, decode_lines
 from icechunk_async.tiledb.format.conditions import decode_condition
-from icechunk_async.tiledb.format.history import LEGACY_SCHEMA, Commits, schema_at
-from icechunk_async.tiledb.format.names import NAMELESS_VERSION, parse_name
+from icechunk_async.tiledb.format.history import (
+    LEGACY_SCHEMA,
+    NAMELESS_VERSION,
+    Commits,
+    parse_name,
+    schema_at,
+)
 from icechunk_async.tiledb.format.schema import decode_schema
 
 if TYPE_CHECKING:
@@ -19,8 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.tiledb.arrays.folder import Entries, Folder
     from icechunk_async.tiledb.format.conditions import Condition
-    from icechunk_async.tiledb.format.history import Deletion, Window
-    from icechunk_async.tiledb.format.names import TimedName
+    from icechunk_async.tiledb.format.history import Deletion, TimedName, Window
     from icechunk_async.tiledb.format.schema import Schema
 
 __all__ = ["AT_ONCE", "FRAGMENT_METADATA", "GROUP_FILE", "ArrayDirectory", "read_timed"]
@@ -59,6 +63,7 @@ class ArrayDirectory:
         Cost: four listings at a time, of which a page is a request; then a request for each file of
         consolidated commits or of vacuumed fragments.
         """
+        # Files of several versions stand side by side where several releases wrote one array.
         root, schemas, commits, footers = await gather(
             folder.entries(),
             folder.entries(_SCHEMAS),
@@ -164,6 +169,7 @@ async def _read_commits(
         else:
             vacuumed[name.removesuffix(".vac")] = decode_lines(data)
     entries -= ignored
+    # What `.ign` files list still stands in consolidated files, and no longer holds.
     committed = {it.rpartition(".")[0] for it in entries if it.endswith((".wrt", ".ok"))}
     committed |= await _unmarked(folder, root)
     return Commits(
@@ -185,6 +191,7 @@ async def _unmarked(folder: Folder, root: Entries) -> set[str]:
 
     async def is_there(name: str) -> bool:
         try:
+            # The storage contract has no look without a read; a byte is the least.
             await folder.get(f"{name}/{FRAGMENT_METADATA}", SuffixRange(1))
         except ObjectNotFoundError:
             return False

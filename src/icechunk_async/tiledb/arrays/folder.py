@@ -1,13 +1,22 @@
-"""A folder of a storage: the part of the storage contract that reading needs, below a prefix."""
+"""Where TileDB data is: URLs such as `tiledb+s3://bucket/array`, and folders of a storage.
+
+A folder is the part of the storage contract that reading needs, below a prefix.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import FormatError, InvalidObjectKeyError, ObjectNotFoundError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidObjectKeyError,
+    InvalidURLError,
+    ObjectNotFoundError,
+)
 from icechunk_async.storage import CommonPrefix, check_key
 
 if TYPE_CHECKING:
@@ -15,7 +24,48 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import ListEntry, RangeRequest, Retrieved
 
-__all__ = ["Entries", "Folder", "Objects"]
+__all__ = ["Entries", "Folder", "Objects", "is_tiledb_url", "storage_location"]
+
+_URL: Final = re.compile(r"tiledb(\+[^:/]*)?:(.*)", re.IGNORECASE | re.DOTALL)
+_INNER: Final = re.compile(r"\+([a-z][a-z0-9.-]*(\+[a-z0-9.-]+)*)", re.IGNORECASE)
+_FORMS: Final = (
+    "Give the URL of its storage, such as 'tiledb+s3://bucket/array' or "
+    "'tiledb+file:///data/array', or a path as 'tiledb:///data/array'."
+)
+
+
+def is_tiledb_url(location: str) -> bool:
+    """Return whether a location is a URL whose scheme is TileDB, alone or before another."""
+    return _URL.fullmatch(location) is not None
+
+
+def storage_location(location: str) -> str:
+    """Return the location that the storage knows: without `tiledb+`, or of a file.
+
+    Anything but a URL of TileDB is returned unchanged. Errors do not repeat what may be secret.
+
+    Raises:
+        InvalidURLError: it begins as a URL of TileDB, and is not one that names a storage.
+    """
+    found = _URL.fullmatch(location)
+    if found is None:
+        return location
+    inner, rest = found[1], found[2]
+    if not rest.startswith("//"):
+        raise InvalidURLError(f"A URL of a TileDB array has no '//' after its scheme. {_FORMS}")
+    if inner is None:
+        if not rest.startswith("///") or rest == "///":
+            raise InvalidURLError(
+                "A URL 'tiledb://...' with a name behind it is one of TileDB's cloud service, "
+                f"which is not served here. {_FORMS}"
+            )
+        return f"file:{rest}"
+    scheme = _INNER.fullmatch(inner)
+    if scheme is None or scheme[1].lower().partition("+")[0] == "tiledb":
+        raise InvalidURLError(
+            f"The scheme 'tiledb{inner[:40]}' of a TileDB array names no storage. {_FORMS}"
+        )
+    return f"{scheme[1]}:{rest}"
 
 
 class Objects(Protocol):
@@ -94,6 +144,7 @@ class Folder:
             return self.below(uri.strip("/"))
         if self.url is None:
             return None
+        # The open storage, and its credentials, reach nothing outside of it.
         path = uri.rstrip("/").removeprefix(f"{self.url}/")
         if path == uri.rstrip("/"):
             return None

@@ -32,8 +32,7 @@ from icechunk_async.tiledb.format.fragment import (
     footer_length,
     read_footer_head,
 )
-from icechunk_async.tiledb.format.history import LEGACY_SCHEMA, fragment_folder
-from icechunk_async.tiledb.format.names import NAMELESS_VERSION
+from icechunk_async.tiledb.format.history import LEGACY_SCHEMA, NAMELESS_VERSION, fragment_folder
 from icechunk_async.tiledb.format.tiles import generic_length
 
 if TYPE_CHECKING:
@@ -50,12 +49,13 @@ if TYPE_CHECKING:
         Numbers,
         TileExtremes,
     )
-    from icechunk_async.tiledb.format.names import TimedName
+    from icechunk_async.tiledb.format.history import TimedName
     from icechunk_async.tiledb.format.schema import Attribute, Schema
 
 __all__ = ["FieldFiles", "Fragment", "TilePlaces", "load_fragments", "restored_fragments"]
 
 _TAIL_BYTES: Final = 64 << 10
+"""The end of a metadata file that is read at once: the footer, and often the whole file."""
 _WHOLE_BYTES: Final = 4 << 20
 """Metadata files up to this size are read whole once more than their end is needed."""
 _KEPT_BYTES: Final = 64 << 20
@@ -226,7 +226,7 @@ class Fragment:
     async def extremes(self, name: str) -> tuple[TileExtremes, TileExtremes] | None:
         """Return the stored least and greatest values of the tiles of an attribute.
 
-        None before version 11. Not all can be trusted: see `statistics`.
+        None before version 11. Not all can be trusted: see `pruning`.
         """
         if self.version < 11:
             return None
@@ -265,6 +265,7 @@ class Fragment:
         if position is None:
             return frozenset()
         found: tuple[str, ...] = await self._block(position, "conditions", decode_conditions_block)
+        # They are stored as paths below the array, and known by the names of their files.
         return frozenset(it.rpartition("/")[2] for it in found)
 
     async def _offsets(self, positions: Numbers, sizes: Numbers, slot: int) -> Numbers:
@@ -311,6 +312,7 @@ class Fragment:
         piece = self._kept.get(self.name.text)
         if piece is None or (piece.start > position and piece.size <= _WHOLE_BYTES):
             piece = _piece(await self._get(ByteRange(0, _WHOLE_BYTES)), 0)
+            # One request for all of a small file: a scan needs many of its blocks.
             self._kept.put(self.name.text, piece, len(piece.data))
         end = self._next(position, piece.size)
         found = piece.cut(position, end)
@@ -325,6 +327,8 @@ class Fragment:
     def _next(self, position: int, size: int) -> int:
         """Return where the block at a position ends at the latest."""
         footer = self.footer
+        # Blocks have no length but in their own header. The next position that the footer knows is
+        # an end that saves a request for the header alone.
         lists = (
             footer.tile_offsets,
             footer.variable_offsets,

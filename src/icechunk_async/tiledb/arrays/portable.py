@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.arrays.fragments import Fragment
     from icechunk_async.tiledb.format.conditions import Condition
     from icechunk_async.tiledb.format.fragment import Footer
-    from icechunk_async.tiledb.format.history import Deletion, Window
-    from icechunk_async.tiledb.format.names import TimedName
+    from icechunk_async.tiledb.format.history import Deletion, TimedName, Window
     from icechunk_async.tiledb.format.schema import Enumeration, Schema
 
 __all__ = ["PortableArray", "PortableFragment"]

@@ -8,7 +8,6 @@ that touch it.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +21,7 @@ from icechunk_async.tiledb.arrays.arrow import arrow_type, to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells, fill_cells
 from icechunk_async.tiledb.arrays.deleting import kept_cells
 from icechunk_async.tiledb.arrays.dense import tiles_at_once
-from icechunk_async.tiledb.arrays.pruning import known_range, matching_tiles
-from icechunk_async.tiledb.arrays.statistics import attribute_bounds
+from icechunk_async.tiledb.arrays.pruning import attribute_bounds, known_range, matching_tiles
 from icechunk_async.tiledb.arrays.tiles import TimeTiles, open_field, read_coords
 from icechunk_async.tiledb.format.schema import Attribute
 from icechunk_async.zarr.queries.expressions import as_expression, may_match, needed_columns
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.tiledb.arrays.cells import Field
     from icechunk_async.tiledb.arrays.fragments import Fragment, TilePlaces
-    from icechunk_async.tiledb.arrays.statistics import TileBounds
+    from icechunk_async.tiledb.arrays.pruning import TileBounds
     from icechunk_async.tiledb.arrays.tiles import FieldTiles
     from icechunk_async.tiledb.format.conditions import Condition
     from icechunk_async.tiledb.format.fragment import Boxes
@@ -355,6 +353,7 @@ class SparseReader:
         applies = times <= np.uint64(deletion.time)
         numbers: list[int] = np.unique(fragments).tolist()
         for number in numbers:
+            # Consolidation may have applied it, and then keeps the time of deletion with each cell.
             if deletion.name in await self.fragments[number].processed():
                 applies &= fragments != number
         if not applies.any():
@@ -519,17 +518,9 @@ def _on_side(cells: Cells, cut: Cut) -> npt.NDArray[np.bool_]:
     if cells.offsets is None:
         below: npt.NDArray[np.bool_] = cells.flat() < cut.value
     else:
-        items = text_items(cells)
+        items = cells.stored_items()
         below = np.fromiter((it < cut.value for it in items), bool, len(items))
     return below if cut.is_lower else ~below
-
-
-def text_items(cells: Cells) -> list[bytes]:
-    """Return coordinates of text as bytes."""
-    assert cells.offsets is not None  # of variable length
-    data = cells.values.tobytes()
-    bounds = cells.offsets.tolist()
-    return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def _newest(
@@ -552,11 +543,12 @@ def _codes(cells: Cells) -> npt.NDArray[Any]:
     if cells.offsets is None:
         return np.ascontiguousarray(cells.flat()).view(f"<u{cells.field.cell_bytes}")
     known: dict[bytes, int] = {}
-    return np.array([known.setdefault(it, len(known)) for it in text_items(cells)], np.int64)
+    return np.array([known.setdefault(it, len(known)) for it in cells.stored_items()], np.int64)
 
 
 def _empty_rows(count: int) -> pa.RecordBatch:
     """Return rows without columns."""
+    # Made without columns a batch has no rows; taking the only one away leaves their number.
     return pa.RecordBatch.from_arrays([pa.nulls(count)], names=[""]).select([])
 
 
@@ -638,6 +630,7 @@ def _best_cut(tiles: _Tiles, rows: npt.NDArray[np.intp]) -> Cut | None:
     """Return the cut that leaves the fewest tiles on both sides; None if parts stay as large."""
     best: tuple[int, Cut] | None = None
     for dimension, (lows, highs) in enumerate(zip(tiles.lows, tiles.highs, strict=True)):
+        # The median of where tiles begin: half of them lie above, whatever the values are.
         value = np.sort(lows[rows])[len(rows) // 2]
         below = int((lows[rows] < value).sum())
         above = int((highs[rows] >= value).sum())

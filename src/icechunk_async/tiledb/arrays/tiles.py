@@ -117,6 +117,7 @@ async def read_coords(fragment: Fragment, tile: int, places: TilePlaces) -> list
     )
     plain = count * width * len(dimensions)
     found = await on_a_thread(partial(form.decode, data, plain), plain)
+    # One dimension after another, each for all cells of the tile.
     table = found.view(first.dtype).reshape(len(dimensions), count)
     return [Cells(it, table[row][:, None]) for row, it in enumerate(dimensions)]
 

@@ -24,6 +24,7 @@ __all__ = [
 _DELETE: Final = ".del"
 _END: Final = b"\n"
 _MAX_LINE: Final = 1 << 16
+"""Lines and binary conditions alternate, so the search for a line's end has one itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class FooterPlace:
 
 def last_part(uri: str) -> str:
     """Return the last part of a URI or a path, which is a name."""
+    # Before version 19 vacuumed fragments are listed by absolute URIs, wrong once an array moved.
     return uri.rstrip("/").rpartition("/")[2]
 
 
@@ -93,6 +95,7 @@ def decode_footers(data: bytes | memoryview) -> list[FooterPlace]:
     entries = [(last_part(cursor.text64()), cursor.u64()) for _ in range(number)]
     first = cursor.position
     found: list[FooterPlace] = []
+    # No length is stored with a footer here: it ends where the next one begins.
     starts = sorted({at for _, at in entries})
     following = dict(zip(starts, [*starts[1:], len(plain)], strict=True))
     for fragment, at in entries:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Combination", "Comparison", "Condition", "Node", "Operator", "decode_condition"]
 
 _MAX_DEPTH: Final = 100
+"""Each level takes a few bytes of a file, and a frame of the interpreter's stack here."""
 
 
 class Operator(IntEnum):

@@ -127,6 +127,7 @@ def footer_length(version: int, schema: Schema) -> int | None:
     if version >= 10 or any(it.is_variable for it in dimensions):
         return None
     slots, variable = _slots(schema, version, times=False, deletes=False)
+    # The reverse of `decode_footer`, for the versions that do not say where a footer begins.
     lists = 2 * slots + 3 * variable
     if version >= 7:
         lists += 2 * slots
@@ -150,6 +151,7 @@ def decode_footer(data: bytes | memoryview, schema: Schema, *, is_exact: bool = 
     version = check_version(cursor.u32(), "fragment")
     name = cursor.text64() if version >= 10 else None
     is_dense, is_empty = cursor.flag(), cursor.flag()
+    # Where there is no box its bytes are there nevertheless, as zeros.
     boxes = tuple(read_range(cursor, it) for it in schema.dimensions)
     sparse_tiles, last_cells = cursor.u64(), cursor.u64()
     times = cursor.flag() if version >= 14 else False
@@ -263,6 +265,7 @@ def decode_rtree(data: bytes | memoryview, version: int, schema: Schema) -> RTre
     levels: list[Boxes] = []
     for _ in range(number):
         count = cursor.u64()
+        # Going down the tree multiplies numbers by the fanout, so the levels must fit.
         if levels and not len(levels[-1]) == -(-count // fanout):
             raise cursor.damaged(f"a level of {len(levels[-1])} boxes is above one of {count}")
         levels.append(_boxes(cursor, count, dimensions))
@@ -328,7 +331,7 @@ class TileExtremes:
             return []
         ends = np.append(starts[1:], np.uint64(len(self.variable)))
         if (ends < starts).any():
-            return None
+            return None  # statistics only save reads: without them the tiles are read
         return [self.variable[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 

@@ -148,6 +148,7 @@ def _member(cursor: Cursor) -> GroupMember:
     kind = cursor.u8()
     is_relative = cursor.flag()
     uri = cursor.text64()
+    # TileDB's notes on the format have the name always there; files have it after the flag only.
     name = text_of(cursor.bytes64()) if cursor.flag() else None
     is_deleted = cursor.flag() if version >= 2 else False
     if kind not in (1, 2):
@@ -164,6 +165,7 @@ def merge_members(files: Iterable[GroupFile]) -> dict[str, GroupMember]:
     for file in files:
         if file.version == 1:
             found = {}
+        # Version 2 of newer releases repeats all members, which replaying changes covers as well.
         for it in file.members:
             if it.is_deleted:
                 found.pop(it.key, None)

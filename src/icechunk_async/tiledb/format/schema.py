@@ -49,6 +49,7 @@ __all__ = [
 VERSIONS: Final = range(4, 23)
 """Format versions that this library reads."""
 _VALIDITY: Final = (Filter(FilterCode.RLE),)
+"""Of schemas before version 7, which have none: TileDB's default."""
 _MAX_CELL_BYTES: Final = 1 << 31
 
 
@@ -386,6 +387,7 @@ def _attribute(cursor: Cursor, version: int) -> Attribute:
         if len(fill) % size or (values != VAR and len(fill) != expected):
             raise cursor.damaged(f"the fill value of {name!r} has {len(fill)} bytes")
     elif values != VAR and values * size > cursor.remaining + (1 << 20):
+        # The default is made below: a claim in a few bytes must not allocate 2 GiB.
         raise cursor.damaged(f"the cells of {name!r} have {values} values")
     else:
         fill = default_fill(datatype) * (1 if values == VAR else values)
@@ -413,6 +415,7 @@ def _label(cursor: Cursor) -> DimensionLabel:
 
 def _current_domain(cursor: Cursor, dimensions: tuple[Dimension, ...]) -> tuple[Range, ...] | None:
     version = cursor.u32()
+    # TileDB writes 0, and its notes on the format say 1.
     if version > 1:
         raise cursor.damaged(f"its current domain has version {version}")
     if cursor.flag():

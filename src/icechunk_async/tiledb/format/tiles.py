@@ -7,6 +7,7 @@ stored as such.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,6 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, UnsupportedFeatureError
 from icechunk_async.tiledb.format.cursor import Cursor
-from icechunk_async.tiledb.format.filters.checksums import verify_digests
 from icechunk_async.tiledb.format.filters.compression import decompress
 from icechunk_async.tiledb.format.filters.numbers import unreduce_widths, unscale, unsum, unxor
 from icechunk_async.tiledb.format.filters.pipeline import (
@@ -116,6 +116,7 @@ class TileForm:
         for size, meta, data in _chunks(memoryview(tile), plain):
             limit = size * _SLACK + _SLACK_BYTES
             meta_left, left = self._undo(self.filters[1:], self._types[1:], meta, data, limit)
+            # The filter that folds offsets is the first, so what the others leave is its own.
             code = self.filters[0].code
             part, starts = unfold_strings(code, meta_left, left, cells=cells, limit=limit)
             if len(part) != size:
@@ -185,6 +186,7 @@ class TileForm:
                 return unshuffle_bytes(meta, data, dtype.itemsize)
             case FilterCode.BITSHUFFLE:
                 return unshuffle_bits(meta, data, dtype.itemsize)
+            # The version that decides is the fragment's: the schema may be older or newer.
             case FilterCode.BIT_WIDTH_REDUCTION:
                 if has_width_header(datatype, self.version):
                     return unreduce_widths(meta, data, dtype, limit)
@@ -198,7 +200,7 @@ class TileForm:
             case FilterCode.FLOAT_SCALE:
                 return unscale(it, meta, data, dtype, limit)
             case _:
-                return verify_digests(it.code, meta, data), data
+                return _verify_digests(it.code, meta, data), data
 
 
 def _chunks(tile: memoryview, limit: int) -> list[tuple[int, memoryview, memoryview]]:
@@ -210,6 +212,8 @@ def _chunks(tile: memoryview, limit: int) -> list[tuple[int, memoryview, memoryv
     """
     cursor = Cursor(tile, "tile")
     number = cursor.count(cursor.u64(), _CHUNK_HEAD_BYTES, "chunks")
+    # This many bytes are allocated before any is decoded. A limit alone would not do: it comes from
+    # the schema, in which a few bytes can claim tiles of any extent.
     most = min(limit, max(_FLOOR_BYTES, _MAX_RATIO * len(tile)))
     found: list[tuple[int, memoryview, memoryview]] = []
     total = 0
@@ -222,6 +226,35 @@ def _chunks(tile: memoryview, limit: int) -> list[tuple[int, memoryview, memoryv
             raise cursor.damaged(f"its chunks claim {total} bytes, and {most} are believed")
     cursor.finish()
     return found
+
+
+def _verify_digests(code: FilterCode, meta: memoryview, data: memoryview) -> memoryview:
+    """Check the digests of what follows in the metadata, and of the data; return what follows.
+
+    Raises:
+        FormatError: a digest is another one, or the bytes are damaged.
+    """
+    name = code.name.lower()
+    cursor = Cursor(meta, f"{name} metadata")
+    parts, values = cursor.u32(), cursor.u32()
+    # Against accidents, not attacks: where policy forbids MD5, it may still be used for this.
+    size = hashlib.new(name, usedforsecurity=False).digest_size
+    total = cursor.count(parts + values, 8 + size, "digests")
+    records = [(cursor.u64(), bytes(cursor.take(size))) for _ in range(total)]
+    rest = cursor.rest()
+    for stream, entries in ((rest, records[:parts]), (data, records[parts:])):
+        at = 0
+        for length, digest in entries:
+            part = stream[at : at + length]
+            found = hashlib.new(name, part, usedforsecurity=False).digest()
+            if len(part) != length or found != digest:
+                raise FormatError(
+                    f"A tile of a TileDB array is damaged: its {name} digest is another one."
+                )
+            at += length
+        if at != len(stream):
+            raise cursor.damaged(f"its digests cover {at} of {len(stream)} bytes")
+    return rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +302,7 @@ def open_generic(data: bytes | memoryview, what: str) -> GenericTile:
             "Write the array anew without encryption, with TileDB.",
             feature="encryption",
         )
+    # Both are fields of every header and never vary, so they tell other files from this one.
     if kind != Datatype.CHAR or cell_bytes != 1:
         raise cursor.damaged(f"it does not begin as such a file does (type {kind})")
     pipeline = Cursor(cursor.bytes32(), "filter pipeline")

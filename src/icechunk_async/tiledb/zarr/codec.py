@@ -37,6 +37,7 @@ __all__ = ["CODEC_NAME", "TileDBCodec", "zarr_dtype"]
 
 CODEC_NAME: Final = "icechunk_async.tiledb"
 _WRITTEN_BY_ZARR: Final = b"\xff" * 8
+"""In place of the number of chunks of a tile."""
 _MAX_VALUES: Final = 1 << 31
 
 

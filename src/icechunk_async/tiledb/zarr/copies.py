@@ -6,21 +6,19 @@ and ``bytes``, with the codecs ``vlen-utf8`` and ``vlen-bytes``; Zarr-Python has
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zarr.dtype import VariableLengthBytes
 
 from icechunk_async.errors import FormatError
-from icechunk_async.tiledb.arrays.cells import UTF8, is_bytes, viewed
+from icechunk_async.tiledb.arrays.cells import UTF8, Cells, is_bytes, viewed
 from icechunk_async.tiledb.format.types import TEXT, Datatype
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from zarr.core.common import JSON, ZarrFormat
 
-    from icechunk_async.tiledb.arrays.cells import Cells
     from icechunk_async.tiledb.format.schema import Attribute
 
 __all__ = ["CellBytes", "byte_strings", "element_attributes", "is_copied", "is_string", "strings"]
@@ -84,14 +82,8 @@ def byte_strings(cells: Cells, fill: bytes) -> npt.NDArray[Any]:
     values = cells.values
     if cells.field.datatype is Datatype.BOOL:
         values = (values != 0).astype(np.uint8)  # as readers of `bool` need it
-    data = np.ascontiguousarray(values).tobytes()
-    width = values.dtype.itemsize
-    if cells.offsets is None:
-        bounds = range(0, len(data) + 1, width * values.shape[1])
-    else:
-        bounds = (cells.offsets * width).tolist()
     found = np.empty(len(cells), object)
-    found[:] = [data[a:b] for a, b in itertools.pairwise(bounds)]
+    found[:] = Cells(cells.field, values, cells.offsets).stored_items()
     if cells.valid is not None:
         for row in np.flatnonzero(~cells.valid).tolist():
             found[row] = fill

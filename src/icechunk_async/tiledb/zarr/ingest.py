@@ -17,8 +17,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.paths import check_path
 from icechunk_async.tiledb.arrays.array import TileDBArray, open_array
-from icechunk_async.tiledb.format.history import Window
-from icechunk_async.tiledb.format.names import parse_name
+from icechunk_async.tiledb.format.history import Window, parse_name
 from icechunk_async.tiledb.zarr.virtual import write_virtual_array
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.tiledb.arrays.cells import category_values
 from icechunk_async.tiledb.arrays.dense import overlap
+from icechunk_async.tiledb.arrays.folder import storage_location
 from icechunk_async.tiledb.arrays.tiles import open_field
-from icechunk_async.tiledb.arrays.urls import storage_location
 from icechunk_async.tiledb.format.types import DATETIMES, Datatype, Layout, is_time, time_unit
 from icechunk_async.tiledb.zarr.codec import TileDBCodec, zarr_dtype
 from icechunk_async.tiledb.zarr.copies import (
@@ -245,6 +245,7 @@ async def write_virtual_array(
         variables.append(await _variable(grid, it, about))
         if it.is_nullable:
             variables.append(await _variable(grid, it, _FLAGS, is_validity=True))
+    # From here to the group nothing is written: what is refused leaves the session unchanged.
     plan = await anyio.to_thread.run_sync(_plan, grid, variables)
     if not copy:
         _refuse_copies(grid, variables, plan)
@@ -479,6 +480,7 @@ def _columns(
         span = it.places[number].range_of(it.offsets_of(number), grid.position(number, tile))
         assert span.stop is not None  # of `range_of`
         offsets[row], lengths[row] = span.start, span.stop - span.start
+        # A reference of no bytes would be read as a chunk that is damaged, much later.
         if not lengths[row]:
             raise FormatError(
                 f"The tile {tile} of {it.name!r} in the TileDB fragment "

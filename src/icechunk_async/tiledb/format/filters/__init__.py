@@ -1,1 +1,4 @@
-"""Filters of tiles, undone: `pipeline` describes them, and the others decode a kind each."""
+"""Filters of tiles, undone: `pipeline` describes them, and the others decode a kind each.
+
+Checksums, which change nothing, are verified by `tiles`, which applies all of them.
+"""

@@ -12,7 +12,7 @@ import numpy as np
 
 from icechunk_async.errors import FormatError
 from icechunk_async.tiledb.format.cursor import Cursor
-from icechunk_async.tiledb.format.filters.delta import running_sum
+from icechunk_async.tiledb.format.filters.compression import running_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,7 @@ def unreduce_widths(
     sizes = windows["size"].astype(np.int64)
     widths = windows["bits"].astype(np.int64)
     _check_total("bit width reduction", int(sizes.sum()), plain, limit)
+    # Windows that would not get smaller, or hold part of a value, were stored unchanged.
     raw = (widths >= 8 * dtype.itemsize) | (sizes % dtype.itemsize != 0)
     if not np.isin(widths[~raw], _WIDTHS).all():
         raise cursor.damaged(f"a window has numbers of {widths[~raw].max(initial=0)} bits")
@@ -145,6 +146,7 @@ def unscale(
     _lengths(cursor, data, it.byte_width)
     stored = np.frombuffer(data, f"<i{it.byte_width}")
     _check_total("float scale", len(stored) * dtype.itemsize, None, limit)
+    # In doubles whatever the type, as the writer did: float32 would round otherwise.
     with np.errstate(over="ignore", invalid="ignore"):
         found = (it.scale * stored.astype(np.float64) + it.offset).astype(dtype)
     return cursor.rest(), memoryview(found).cast("B")
@@ -177,6 +179,7 @@ def _alike(
     """Return the rows of windows that have the same kind and size, group by group."""
     if not len(sizes):
         return
+    # A tile has thousands of windows, nearly all of one size: loop over kinds, not over windows.
     keys = kinds * (int(sizes.max()) + 1) + sizes
     if (keys == keys[0]).all():
         yield np.arange(len(keys))

@@ -71,6 +71,7 @@ _REFUSED: Final = {
     FilterCode.BITSORT: "uses the filter bitsort, which TileDB has withdrawn",
 }
 _MAX_FILTERS: Final = 64
+"""More than anyone combines; each may be told to work on all of a tile."""
 _SIGNED: Final = {1: Datatype.INT8, 2: Datatype.INT16, 4: Datatype.INT32, 8: Datatype.INT64}
 _KEEPS_TYPE: Final = Datatype.ANY
 """As the type to which a delta filter reinterprets its input: none."""
@@ -111,6 +112,7 @@ def decode_pipeline(cursor: Cursor) -> Filters:
     found: list[Filter] = []
     for _ in range(number):
         code = cursor.u8()
+        # Skip by their length: versions differ in what options they write.
         options = Cursor(cursor.bytes32(), "filter options")
         try:
             known = FilterCode(code)

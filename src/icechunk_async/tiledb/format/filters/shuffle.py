@@ -116,6 +116,7 @@ def _unblosc(part: memoryview, width: int, flag: int, block: int) -> memoryview:
         ),
         np.uint8,
     )
+    # A block whose stored size equals its own size is uncompressed: four bytes, then the bytes.
     starts = head + np.arange(count, dtype="<i4") * (block + 4)
     container[_HEAD.size : head] = starts.view(np.uint8)
     source = np.frombuffer(part, np.uint8)

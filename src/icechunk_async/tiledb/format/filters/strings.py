@@ -25,6 +25,7 @@ __all__ = ["folds_offsets", "unfold_strings"]
 _WIDTHS: Final = (1, 2, 4, 8)
 _SINCE: Final = {FilterCode.RLE: 12, FilterCode.DICTIONARY: 13}
 _UTF8_SINCE: Final = 17
+"""Before, UTF-8 had offsets in their own file even with these filters."""
 
 
 def folds_offsets(filters: Filters, datatype: Datatype, version: int) -> bool:
@@ -62,6 +63,7 @@ def unfold_strings(
     streams = cursor.u32(), cursor.u32()
     plain, stored, offset_bytes = cursor.u32(), cursor.u32(), cursor.u32()
     count = offset_bytes // 8
+    # As the first filter it finds no metadata of others: none and one are all there can be.
     if streams != (0, 1) or stored != len(data) or offset_bytes % 8:
         raise cursor.damaged("its sizes do not fit each other")
     if plain > limit or count > cells:
