@@ -71,7 +71,7 @@ async def test_manifests_cover_the_same_cells(spec: int, config: int, tmp_path: 
 
 
 @SPECS
-async def test_the_published_splitting_examples(spec: int, tmp_path: Path) -> None:
+async def test_both_engines_split_the_published_examples_alike(spec: int, tmp_path: Path) -> None:
     """Chunks 0, 1, 5, 9 of 10: tight boxes, and a changed rule cuts only what is touched."""
     steps = [
         [

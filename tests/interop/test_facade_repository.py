@@ -107,7 +107,7 @@ def _arguments(function: object) -> list[tuple[str, object, object]]:
     return [(it.name, it.kind, it.default) for it in signature.parameters.values()]
 
 
-def test_creating_and_opening(tmp_path: Path, spec: int) -> None:
+def test_repositories_are_created_and_opened_alike(tmp_path: Path, spec: int) -> None:
     """And looking for what is there, and what is not."""
     script = """
     elsewhere = icechunk.local_filesystem_storage(place + "/elsewhere")
@@ -127,7 +127,7 @@ def test_creating_and_opening(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_configuration(tmp_path: Path, spec: int) -> None:
+def test_a_configuration_is_given_saved_and_laid_over_alike(tmp_path: Path, spec: int) -> None:
     """Given, saved, fetched, laid over."""
     script = """
     config = icechunk.RepositoryConfig(inline_chunk_threshold_bytes=7)
@@ -145,7 +145,7 @@ def test_configuration(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_branches_and_tags(tmp_path: Path, spec: int) -> None:
+def test_branches_and_tags_change_and_are_refused_alike(tmp_path: Path, spec: int) -> None:
     """Every operation, and every refusal."""
     script = """
     first, second = write("first", 1), write("second", 2)
@@ -175,7 +175,9 @@ def test_branches_and_tags(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_sessions_begin(tmp_path: Path, spec: int) -> None:
+def test_sessions_begin_alike_at_a_branch_a_tag_a_snapshot_and_a_time(
+    tmp_path: Path, spec: int
+) -> None:
     """Sessions start from a branch, a tag, a snapshot and a time."""
     script = """
     first = write("first", 1)
@@ -219,7 +221,7 @@ def test_exactly_one_place_is_named(tmp_path: Path, named: dict[str, Any]) -> No
         repository.diff(from_branch="main")
 
 
-def test_history(tmp_path: Path, spec: int) -> None:
+def test_history_and_differences_are_the_same(tmp_path: Path, spec: int) -> None:
     """Ancestry, differences, single snapshots."""
     script = """
     first = write("first", 1, metadata={"by": "me", "list": [1, 2.5, None, {"a": True}]})
@@ -250,7 +252,7 @@ def test_history(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_the_log_of_operations(tmp_path: Path) -> None:
+def test_the_log_of_operations_is_the_same(tmp_path: Path) -> None:
     """Newest first, blocking and awaited."""
     script = """
     first = write("first", 1)
@@ -270,7 +272,7 @@ def test_the_log_of_operations(tmp_path: Path) -> None:
     _same(script, tmp_path, 2)
 
 
-def test_the_awaited_spellings(tmp_path: Path, spec: int) -> None:
+def test_awaited_spellings_do_the_same_on_loops_that_come_and_go(tmp_path: Path, spec: int) -> None:
     """On loops that come and go."""
     script = """
     first = write("first", 1)
@@ -312,7 +314,9 @@ def test_the_awaited_spellings(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_transactions(tmp_path: Path, spec: int) -> None:
+def test_a_transaction_commits_at_the_end_of_its_block_or_nothing(
+    tmp_path: Path, spec: int
+) -> None:
     """Commit at the end of the block, or nothing."""
     script = """
     with repository.transaction("main", message="first", metadata={"k": 1}) as store:
@@ -349,7 +353,7 @@ def test_transactions(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_metadata_of_the_repository_and_of_commits(tmp_path: Path) -> None:
+def test_metadata_of_the_repository_and_of_commits_is_the_same(tmp_path: Path) -> None:
     """Its own, its status, its flags; defaults of commits."""
     script = """
     show(repository.get_metadata(), repository.metadata)
@@ -387,7 +391,7 @@ def test_metadata_of_the_repository_and_of_commits(tmp_path: Path) -> None:
     _same(script, tmp_path, 2)
 
 
-def test_what_is_shown_to_people(tmp_path: Path, spec: int) -> None:
+def test_people_are_shown_the_same_lines(tmp_path: Path, spec: int) -> None:
     """Where users read it: the same lines."""
     script = """
     write("first", 1)

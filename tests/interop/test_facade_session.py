@@ -33,7 +33,9 @@ def _same(script: str, tmp_path: Path, spec: int = 2) -> None:
     same(_BEGIN.replace("SPEC", str(spec)) + inspect.cleandoc(script), tmp_path)
 
 
-def test_a_commit_from_its_beginning_to_its_end(tmp_path: Path, spec: int) -> None:
+def test_a_session_has_the_same_properties_before_and_after_a_commit(
+    tmp_path: Path, spec: int
+) -> None:
     """The session's properties agree before and after."""
     script = """
     session = repository.writable_session("main")
@@ -58,7 +60,7 @@ def test_a_commit_from_its_beginning_to_its_end(tmp_path: Path, spec: int) -> No
     _same(script, tmp_path, spec)
 
 
-def test_discarding(tmp_path: Path, spec: int) -> None:
+def test_discarding_returns_a_session_to_its_base(tmp_path: Path, spec: int) -> None:
     """The session returns to its base and still works."""
     script = """
     session = repository.writable_session("main")
@@ -70,7 +72,7 @@ def test_discarding(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_amending_and_flushing(tmp_path: Path) -> None:
+def test_amending_replaces_the_tip_and_flushing_moves_no_branch(tmp_path: Path) -> None:
     """In place of the tip; on no branch."""
     script = """
     session = repository.writable_session("main")
@@ -113,7 +115,7 @@ def test_amending_needs_the_newer_format(tmp_path: Path) -> None:
     _same(script, tmp_path, 1)
 
 
-def test_losing_a_race(tmp_path: Path, spec: int) -> None:
+def test_a_lost_race_is_told_and_rebased_alike(tmp_path: Path, spec: int) -> None:
     """With its data; and rebasing by hand and while committing."""
     script = """
     def race(path, value):
@@ -223,7 +225,7 @@ def test_forks_travel_and_are_merged(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_moving(tmp_path: Path) -> None:
+def test_nodes_move_alike_in_sessions_for_it(tmp_path: Path) -> None:
     """In sessions for it."""
     script = """
     session = repository.rearrange_session("main")
@@ -252,7 +254,7 @@ def test_moving(tmp_path: Path) -> None:
     _same(script, tmp_path)
 
 
-def test_shifting_and_reindexing(tmp_path: Path) -> None:
+def test_whole_chunks_are_shifted_and_reindexed_alike(tmp_path: Path) -> None:
     """Whole chunks, without reading one."""
     script = """
     session = repository.writable_session("main")
@@ -269,7 +271,7 @@ def test_shifting_and_reindexing(tmp_path: Path) -> None:
     _same(script, tmp_path)
 
 
-def test_chunks(tmp_path: Path, spec: int) -> None:
+def test_chunks_exist_and_lie_in_the_same_places(tmp_path: Path, spec: int) -> None:
     """Which exist, and where they are."""
     script = """
     session = repository.writable_session("main")

@@ -57,7 +57,7 @@ def _same(script: str, tmp_path: Path, spec: int) -> None:
     same(begin + inspect.cleandoc(script), tmp_path)
 
 
-def test_what_it_can_do(tmp_path: Path, spec: int) -> None:
+def test_a_store_tells_zarr_the_same_abilities(tmp_path: Path, spec: int) -> None:
     """As it tells Zarr."""
     script = """
     for each in (store, repository.readonly_session("main").store, store.with_read_only(True)):
@@ -68,7 +68,7 @@ def test_what_it_can_do(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_reading(tmp_path: Path, spec: int) -> None:
+def test_the_same_documents_and_chunks_are_read(tmp_path: Path, spec: int) -> None:
     """Documents, inline and native chunks, and parts of them."""
     script = """
     show(wait(store.get("a/c/0/0", prototype)), wait(store.get("long/c/1", prototype)))
@@ -88,7 +88,7 @@ def test_reading(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_listing(tmp_path: Path, spec: int) -> None:
+def test_the_same_keys_are_listed(tmp_path: Path, spec: int) -> None:
     """Asynchronously, and in a plain loop."""
     script = """
     show(keys(store.list()), sorted(store.list()))
@@ -108,7 +108,7 @@ def test_listing(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_writing(tmp_path: Path, spec: int) -> None:
+def test_the_same_values_are_stored_and_the_same_writes_refused(tmp_path: Path, spec: int) -> None:
     """Both store the same values and refuse the same writes."""
     script = """
     wait(store.set("a/c/1/1", buffer(b"x" * 6)))
@@ -139,7 +139,7 @@ def test_writing(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_virtual_references(tmp_path: Path, spec: int) -> None:
+def test_virtual_references_are_set_and_refused_alike(tmp_path: Path, spec: int) -> None:
     """One, many, and whole arrays; with what no container covers."""
     script = """
     data = url + "data"
@@ -208,7 +208,7 @@ def test_access_without_the_slash_at_the_end(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_columns_of_chunks(tmp_path: Path, spec: int) -> None:
+def test_chunks_have_the_same_columns(tmp_path: Path, spec: int) -> None:
     """Coordinates, kinds, places, first bytes, lengths, inline bytes."""
     script = """
     store.set_virtual_ref("a/c/1/1", url + "data", offset=10, length=6)

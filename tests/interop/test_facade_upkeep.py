@@ -40,7 +40,7 @@ def _same(script: str, tmp_path: Path, spec: int = 2) -> None:
     same(_BEGIN.replace("SPEC", str(spec)) + inspect.cleandoc(script), tmp_path)
 
 
-def test_expiring_and_collecting(tmp_path: Path, spec: int) -> None:
+def test_the_same_files_are_expired_and_collected(tmp_path: Path, spec: int) -> None:
     """Both remove the same files and leave the same files."""
     script = """
     first, second = write("first", 1), write("second", 2)
@@ -66,7 +66,7 @@ def test_expiring_and_collecting(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_collecting_awaited(tmp_path: Path) -> None:
+def test_awaited_collection_deletes_the_same(tmp_path: Path) -> None:
     """The same, on a loop."""
     script = """
     first, second = write("first", 1), write("second", 2)
@@ -82,7 +82,7 @@ def test_collecting_awaited(tmp_path: Path) -> None:
     _same(script, tmp_path)
 
 
-def test_statistics(tmp_path: Path, spec: int) -> None:
+def test_the_same_bytes_of_chunks_are_counted(tmp_path: Path, spec: int) -> None:
     """Bytes of chunks, blocking and awaited, and by the old name."""
     script = """
     import warnings
@@ -101,7 +101,7 @@ def test_statistics(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_rewriting_manifests(tmp_path: Path) -> None:
+def test_manifests_are_rewritten_alike(tmp_path: Path) -> None:
     """As the configuration says now; as a commit, or in place of the tip."""
     script = """
     first = write("first", 1)
@@ -130,7 +130,7 @@ def test_rewriting_manifests(tmp_path: Path) -> None:
     _same(script, tmp_path)
 
 
-def test_looking_into_files(tmp_path: Path) -> None:
+def test_files_are_shown_with_the_same_keys(tmp_path: Path) -> None:
     """The same keys at the first level, and values that do not depend on who wrote."""
     script = """
     first = write("first", 1)
@@ -163,7 +163,7 @@ def test_the_first_snapshot_has_no_log_in_format_1(tmp_path: Path, spec: int) ->
     _same(script, tmp_path, spec)
 
 
-def test_drawing_history(tmp_path: Path, spec: int) -> None:
+def test_every_message_is_drawn(tmp_path: Path, spec: int) -> None:
     """Every message is in the text and in the picture."""
     script = """
     write("first", 1)
@@ -181,7 +181,7 @@ def test_drawing_history(tmp_path: Path, spec: int) -> None:
     _same(script, tmp_path, spec)
 
 
-def test_the_remaining_awaited_spellings(tmp_path: Path) -> None:
+def test_the_remaining_awaited_spellings_do_the_same(tmp_path: Path) -> None:
     """Of what the other scripts call in their blocking form."""
     script = """
     elsewhere = icechunk.local_filesystem_storage(place + "/elsewhere")
@@ -220,7 +220,7 @@ def test_the_remaining_awaited_spellings(tmp_path: Path) -> None:
     _same(script, tmp_path)
 
 
-def test_migrating(tmp_path: Path) -> None:
+def test_a_repository_is_migrated_in_place_after_a_rehearsal(tmp_path: Path) -> None:
     """In place, with a rehearsal; the old handle says so."""
     script = """
     show(write("first", 1))

@@ -103,7 +103,9 @@ def written(tmp_path: Path) -> Written:
 
 @pytest.mark.parametrize("lazy", DASK)
 @pytest.mark.parametrize("make", [dataset, packed])
-def test_a_new_dataset(written: Written, make: Callable[..., xr.Dataset], *, lazy: bool) -> None:
+def test_a_new_dataset_is_written_alike(
+    written: Written, make: Callable[..., xr.Dataset], *, lazy: bool
+) -> None:
     """Values, attributes, encodings and chunks; in a group, and in the root."""
     data = make(lazy=lazy)
     assert written.write(data) == ["", ""]
@@ -113,7 +115,7 @@ def test_a_new_dataset(written: Written, make: Callable[..., xr.Dataset], *, laz
 
 
 @pytest.mark.parametrize("lazy", DASK)
-def test_appending(written: Written, *, lazy: bool) -> None:
+def test_a_dataset_is_appended_alike_along_a_dimension(written: Written, *, lazy: bool) -> None:
     """Along a dimension; what lacks it stays."""
     data = packed(lazy=lazy)
     assert written.write(data.isel(time=slice(0, 4))) == ["", ""]
@@ -123,7 +125,9 @@ def test_appending(written: Written, *, lazy: bool) -> None:
 
 @pytest.mark.parametrize("lazy", DASK)
 @pytest.mark.parametrize("region", [{"time": slice(2, 4)}, "auto", {"time": "auto"}])
-def test_a_region(written: Written, region: Any, *, lazy: bool) -> None:
+def test_a_region_is_written_alike_by_position_and_by_coordinates(
+    written: Written, region: Any, *, lazy: bool
+) -> None:
     """The region is given by position or found by the coordinates."""
     data = packed(lazy=False).drop_vars("scalar")
     encoding = {
@@ -144,7 +148,7 @@ def test_a_region(written: Written, region: Any, *, lazy: bool) -> None:
     xr.testing.assert_equal(written.read(), expected)
 
 
-def test_modes(written: Written) -> None:
+def test_each_mode_writes_or_refuses_alike(written: Written) -> None:
     """Each does, or refuses, what it does there."""
     data = dataset(lazy=False)
     other = data.assign(var1=data.var1 + 1)
@@ -163,7 +167,7 @@ def test_modes(written: Written) -> None:
     assert "var3" in first
 
 
-def test_arrays_and_encodings(written: Written) -> None:
+def test_arrays_and_encodings_are_written_and_checked_alike(written: Written) -> None:
     """An array is a dataset of one variable; encodings are checked."""
     array = dataset(lazy=False)["var1"]
     assert written.write(array, encoding={"var1": {"dtype": "f4", "chunks": (4, 9)}}) == ["", ""]

@@ -107,7 +107,7 @@ async def test_migration_is_the_official_one(first: str, tmp_path: Path, *, dele
     await views_agree(ours, 2)
 
 
-async def test_a_repository_of_the_oldest_release(tmp_path: Path) -> None:
+async def test_a_repository_of_the_oldest_release_is_migrated_whole(tmp_path: Path) -> None:
     """The first snapshot has a random id, the root another mark, and all of it is carried over."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for root in (ours, theirs):

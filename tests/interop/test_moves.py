@@ -215,7 +215,9 @@ _THEY_FAIL = {"source gone", "source replaced", "part gone"}
 
 
 @pytest.mark.parametrize("theirs", THEIRS)
-async def test_moves_over_newer_edits(theirs: str, root: Path, tmp_path: Path) -> None:
+async def test_moves_over_newer_edits_end_the_same_but_for_named_cases(
+    theirs: str, root: Path, tmp_path: Path
+) -> None:
     """They end the same, but for three cases where the official engine does harm or gives up.
 
     It overwrites a new node at the target, moves into a group that is gone, and cannot finish

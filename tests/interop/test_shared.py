@@ -185,7 +185,9 @@ async def test_sessions_rebase_over_the_other_engine(spec: int, first: str, tmp_
 
 @SPECS
 @pytest.mark.parametrize("collector", ["ours", "theirs"])
-async def test_expired_and_collected_by_either(spec: int, collector: str, tmp_path: Path) -> None:
+async def test_either_engine_expires_and_collects_shared_manifests(
+    spec: int, collector: str, tmp_path: Path
+) -> None:
     """Nothing that an array uses goes, even if only one uses the manifest; the rest is the same."""
     root = tmp_path / "repo"
     await planted(root, spec, inline=0)
@@ -216,7 +218,7 @@ async def test_expired_and_collected_by_either(spec: int, collector: str, tmp_pa
 
 
 @SPECS
-async def test_rewritten_by_either(spec: int, tmp_path: Path) -> None:
+async def test_either_engine_rewrites_shared_manifests(spec: int, tmp_path: Path) -> None:
     """The official engine gives each array a separate manifest; we let them share again."""
     root = tmp_path / "repo"
     await planted(root, spec)

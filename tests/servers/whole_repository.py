@@ -210,7 +210,9 @@ class WholeRepository(BothSpecs):
             keys = list(await objects(storage))
             assert keys == sorted(keys, key=str.encode)
 
-    async def test_large_chunks_and_many_small_ones(self, location: Location, spec: int) -> None:
+    async def test_large_chunks_and_many_small_ones_read_back(
+        self, location: Location, spec: int
+    ) -> None:
         """20 MB in one object, and hundreds of objects in one commit."""
         large = bytes(range(256)) * (20 * 1024 * 1024 // 256)
         async with _created(location, spec, chunks=1) as repository:

@@ -346,7 +346,9 @@ async def test_commit_racing_a_rewrite_makes_one_of_them_conflict(filled: Reposi
 
 
 @pytest.mark.parametrize("carried_out", [True, False], ids=["landed", "lost"])
-async def test_lost_replies_while_rewriting(spec: int, *, carried_out: bool) -> None:
+async def test_a_rewrite_settles_lost_replies_or_says_that_nothing_changed(
+    spec: int, *, carried_out: bool
+) -> None:
     """A reference is settled; of a file that nothing refers to, it says that nothing changed."""
     url = memory_url()
     async with Repository.create(url, spec_version=spec), open_storage(url) as plain:

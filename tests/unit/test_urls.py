@@ -52,7 +52,7 @@ PARTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("text", "parts"), PARTS, ids=[text for text, _ in PARTS])
-def test_the_parts_of_a_url(text: str, parts: dict[str, Any]) -> None:
+def test_a_url_is_parsed_into_its_parts_and_back(text: str, parts: dict[str, Any]) -> None:
     """In every form, with and without what may be left out; the text form reads the same."""
     url = IcechunkURL.parse(text)
     assert url == IcechunkURL("s3://b/r", **parts)

@@ -383,7 +383,7 @@ class TestCredentials:
 class TestTrouble:
     """The error names the mistake."""
 
-    async def test_a_missing_container(self, azurite: Azurite) -> None:
+    async def test_every_operation_names_a_missing_container(self, azurite: Azurite) -> None:
         """Every operation names it, and the error differs from that of a missing object."""
         async with open_storage("az://missing", **options(azurite.endpoint)) as storage:
             for operation in (
@@ -406,7 +406,7 @@ class TestTrouble:
                 with pytest.raises(UnreachableError, match="no connection to 127"):
                     await storage.put("key", b"", if_version=condition)
 
-    async def test_a_host_without_an_address(self) -> None:
+    async def test_a_host_without_an_address_is_named(self) -> None:
         """The host is named."""
         where = options("https://nonexistent.invalid")
         async with open_storage("az://box", **where) as storage:

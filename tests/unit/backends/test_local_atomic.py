@@ -332,7 +332,7 @@ async def test_a_mixed_crowd_of_writers_and_removers_is_consistent(tmp_path: Pat
     assert everything(tmp_path) == []
 
 
-async def test_racing_handles_in_threads_of_their_own(tmp_path: Path) -> None:
+async def test_racing_handles_in_separate_threads_exclude_each_other(tmp_path: Path) -> None:
     """Two loops with a handle each exclude each other, as two processes do."""
     async with open_storage(tmp_path) as storage:
         await storage.put("number", b"0")

@@ -188,7 +188,7 @@ async def put_where_possible(memory: MemoryStorage, local: Any, key: str) -> Non
     await memory.put(key, b"x")
 
 
-async def test_states_of_odd_files_and_folders(
+async def test_states_have_far_times_and_refused_folders_raise_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times of far centuries are told; a folder that may not be entered is an error of ours."""

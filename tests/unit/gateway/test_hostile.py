@@ -59,7 +59,9 @@ if TYPE_CHECKING:
         ("*", 400),
     ],
 )
-async def test_paths(served: Served, target: str, status: int) -> None:
+async def test_hostile_paths_are_refused_and_read_no_chunk(
+    served: Served, target: str, status: int
+) -> None:
     """Each is refused, and reads no chunk."""
     answer = await ask(app(served.repository), target)
     assert answer.status == status
@@ -69,7 +71,7 @@ async def test_paths(served: Served, target: str, status: int) -> None:
 
 @pytest.mark.parametrize("name", ["a%2F..%2Fb", "a%2F%2Fb", "x%2F", "x" * 3000])
 @pytest.mark.parametrize("kind", ["branch", "tag"])
-async def test_names_that_no_ref_can_have(kind: str, name: str) -> None:
+async def test_names_that_no_ref_can_have_are_not_found(kind: str, name: str) -> None:
     """In format 1, in which a name is part of an object's key: there is no such ref."""
     async with Repository.create(memory_url(), spec_version=1) as repository:
         answer = await ask(app(repository), f"/@{kind}.{name}/zarr.json")
@@ -80,7 +82,7 @@ async def test_names_that_no_ref_can_have(kind: str, name: str) -> None:
 @pytest.mark.parametrize(
     "method", ["PUT", "POST", "DELETE", "PATCH", "TRACE", "CONNECT", "get", "X" * 999]
 )
-async def test_methods(served: Served, method: str) -> None:
+async def test_methods_that_could_write_are_not_allowed(served: Served, method: str) -> None:
     """Others than GET, HEAD and OPTIONS are not allowed."""
     answer = await ask(app(served.repository), "/@branch.main/air/c/0", method)
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
@@ -105,7 +107,9 @@ async def test_methods(served: Served, method: str) -> None:
         ([("authorization", "Bearer a"), ("authorization", "Bearer b")], 400),
     ],
 )
-async def test_headers(served: Served, headers: list[tuple[str, str]], status: int) -> None:
+async def test_hostile_headers_are_refused_and_read_no_chunk(
+    served: Served, headers: list[tuple[str, str]], status: int
+) -> None:
     """Long ones, bad ranges, and single ones that come twice."""
     answer = await ask(app(served.repository), "/@branch.main/air/c/0", headers=headers)
     assert answer.status == status

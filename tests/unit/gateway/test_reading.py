@@ -124,7 +124,7 @@ async def test_a_part_is_read_as_a_part(served: Served) -> None:
     assert served.storage.requests == {}
 
 
-async def test_conditions(served: Served) -> None:
+async def test_conditional_requests_compare_the_bytes(served: Served) -> None:
     """ETags name bytes: lists and weak ones match, and a part of other bytes is not sent."""
     gateway = app(served.repository)
     for key in ("zarr.json", "air/zarr.json", "air/c/0", "g/small/c/0", "v/c/0"):
