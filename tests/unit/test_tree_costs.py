@@ -25,7 +25,6 @@ from icechunk_async.format.snapshot import (
     Node,
     Nodes,
     Snapshot,
-    columns,
     decode_snapshot,
     encode_snapshot,
     table,
@@ -62,7 +61,7 @@ class Counted:
 def counted_nodes() -> Generator[Counted]:
     """Note which nodes are decoded and encoded."""
     counted = Counted()
-    decode_one, decode_many, encode = columns.decode_node, columns.decode_nodes, writing._node
+    decode_one, decode_many, encode = table.decode_node, table.decode_nodes, writing._node
 
     def one(row: Any, path: str) -> Node:
         counted.decoded.append(path)

@@ -30,7 +30,7 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.statistics import HIGH_CUT, text_of
 from icechunk_async.zarr.queries.arrays import QueriedArray
 from icechunk_async.zarr.queries.expressions import between, may_match, needed_columns
-from icechunk_async.zarr.queries.text import successor
+from icechunk_async.zarr.queries.measuring import successor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,13 +34,16 @@ MAX_PAYLOAD_BYTES: Final = (1 << 31) - 1
 SPEC_VERSIONS: Final = (1, 2)
 
 _MAGIC: Final = b"ICE\xf0\x9f\xa7\x8aCHUNK"
+# The writer's name and version. Any bytes are allowed; only `may_cut_seconds` decides by them.
 _STAMP: Final = f"ica-{__version__}".encode()[:24].ljust(24)
 _CUT: Final = b"~"
 """Ends our stamp on manifests that took over references from another writer's."""
 _STAMP_AT: Final = slice(12, 36)
 _ZSTD: Final = 1
 _MAX_RATIO: Final = 1000
+"""Bytes of contents that are believed for each byte of a file; genuine ones have far fewer."""
 _FLOOR_BYTES: Final = 64 << 20
+"""Believed of any file: contents of this size do no harm."""
 _UNKNOWN_SIZE: Final = (1 << 64) - 1
 _MAX_BLOCK_BYTES: Final = 1 << 17
 """The maximum size of one decompressed block of a zstd frame (RFC 8878, 3.1.1.2)."""
@@ -48,9 +51,8 @@ _CHECKSUM_BYTES: Final = 4
 _RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
 _SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
 """Magic numbers of frames that decoders skip (RFC 8878, 3.1.2)."""
-
-
 _SMALL_BYTES: Final = 1 << 17
+"""Contents up to this size are compressed in a context that stays."""
 _LARGE_BYTES: Final = 1 << 22
 """From this size on NumPy requests large pages."""
 
@@ -174,6 +176,8 @@ def check_header(view: memoryview, file_type: FileType) -> int:
         raise FormatError(f"A {name} file has format version {spec_version}, which never existed.")
     if found_type != file_type:
         raise FormatError(f"Expected a {name} file, found one of type {_name(found_type)}.")
+    # The specification defines 0 for none, but the official reader takes nothing but zstd, so no
+    # file has it.
     if compression != _ZSTD:
         raise FormatError(f"A {name} file has unknown compression {compression}; expected zstd.")
     return spec_version
@@ -211,6 +215,8 @@ def decompress(frame: memoryview, name: str) -> bytes | memoryview:
     """
     limit = believable_bytes(len(frame))
     try:
+        # Looked at first, as the library allocates what a frame declares. Writers before 2.3.0 left
+        # the size out.
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared == _UNKNOWN_SIZE:
             return _decompress_unsized(frame, name, limit)
@@ -235,6 +241,8 @@ def decompress(frame: memoryview, name: str) -> bytes | memoryview:
 
 def _contents(frames: memoryview, name: str) -> memoryview:
     """Return the first frame, where nothing but skippable frames follows it; else all of them."""
+    # Our seekable manifests have their index in such a frame. A second frame with contents is
+    # refused when all of them are decompressed, as the official engine refuses it.
     try:
         end, _ = measure_blocks(frames, name)
     except (FormatError, zstandard.ZstdError):

@@ -291,6 +291,7 @@ def decode_status(row: Row) -> RepoStatus:
 
 def status_from(availability: int, set_at: int, reason: str | None) -> RepoStatus:
     """Return a status; raise `FormatError` if there is no such availability."""
+    # Not taken for writable: an availability that this version does not know may forbid that.
     if availability not in set(Availability):
         raise FormatError(f"The repository has an unknown availability, {availability}.")
     return RepoStatus(Availability(availability), set_at, reason)

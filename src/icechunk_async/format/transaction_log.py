@@ -40,7 +40,7 @@ __all__ = [
 
 _LIKE_THE_FIRST: Final = (2, 3, 4)
 _NO_IDS: Final[frozenset[NodeId]] = frozenset()
-# Slots of the six lists of node ids.
+# Slots of the six lists of node ids. Groups come first, but for those that were updated.
 _LISTS: Final = {
     1: "new_groups",
     2: "new_arrays",
@@ -152,6 +152,8 @@ def decode_transaction_log(payload: bytes | memoryview) -> TransactionLog:
         node = NodeId(nodes[row].tobytes())
         if node in updated:
             raise FormatError(f"A transaction log lists the chunks of {node} twice.")
+        # An array has one rank, but nothing in the format says that all coordinates of a list have
+        # it. Those of another rank can be of no chunk, and must not stop who reads the others.
         for _, coords in vectors.matrices(MAX_RANK):
             found = unique_coordinates(coords)
             if updated.setdefault(node, found) is not found:
@@ -178,12 +180,15 @@ def _moves(root: Tables) -> Iterable[Move]:
     kinds = tables.scalar(3, 1).tolist()
     if any(kind > 1 for kind in kinds):
         raise FormatError("A transaction log has a moved node of unknown type.")
+    # 1 is an array here, and a group is 0: this enumeration is not the union of a snapshot's nodes.
     for row, kind in enumerate(kinds):
         yield Move(sources[row], targets[row], NodeId(nodes[row].tobytes()), kind == 1)
 
 
 def in_stored_order(moves: Iterable[Move]) -> tuple[Move, ...]:
     """Return moves as a stored log has them: by where they lead to, parents first."""
+    # Segment by segment: `/a/b` before `/a-b`. The nodes of a snapshot are in another order, that
+    # of the bytes of their paths.
     return tuple(sorted(moves, key=lambda move: move.target.split("/")))
 
 

@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.operations_log import Update as NativeUpdate
-    from icechunk_async.format.repo_info.snapshot_page import Page
+    from icechunk_async.format.repo_info.snapshot_columns import Page
     from icechunk_async.format.snapshot import ManifestFileInfo as NativeManifest
     from icechunk_async.proposals import Proposal as NativeProposal
     from icechunk_async.session import AnySession as AsyncSession

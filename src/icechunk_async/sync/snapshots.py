@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from icechunk_async._display.cards import Card
     from icechunk_async.engine.history.diff import Diff as NativeDiff
     from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
-    from icechunk_async.format.repo_info.snapshot_page import Page, SnapshotPage
+    from icechunk_async.format.repo_info.snapshot_columns import Page, SnapshotPage
 
 __all__ = ["AncestryGraph", "Diff", "ManifestFileInfo", "SnapshotInfo"]
 

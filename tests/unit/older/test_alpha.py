@@ -22,6 +22,7 @@ from icechunk_async.config import (
     ManifestSplittingConfig,
 )
 from icechunk_async.conflicts import BasicConflictSolver, ConflictDetector
+from icechunk_async.engine.history.numbers import encode_number
 from icechunk_async.errors import (
     BranchExistsError,
     BranchNotFoundError,
@@ -39,7 +40,6 @@ from icechunk_async.errors import (
     UnsupportedBySpecError,
 )
 from icechunk_async.format.ids import NodeId
-from icechunk_async.format.numbers import encode_number
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.latency import LatencyStorage

@@ -26,14 +26,12 @@ from icechunk_async.errors import (
     UnsupportedBySpecError,
 )
 from icechunk_async.format.alpha.manifests import decode_manifest, encode_manifest
-from icechunk_async.format.alpha.metadata import read_array, write_array
 from icechunk_async.format.alpha.references import BranchState, RefData, decode_ref, encode_ref
-from icechunk_async.format.alpha.snapshots import OpenedSnapshot, encode_snapshot
-from icechunk_async.format.elements import (
-    FillError,
-    element_bytes,
-    fill_from_bytes,
-    fill_to_bytes,
+from icechunk_async.format.alpha.snapshots import (
+    OpenedSnapshot,
+    encode_snapshot,
+    read_array,
+    write_array,
 )
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
 from icechunk_async.format.json.reading import Part, parse_json
@@ -44,7 +42,15 @@ from icechunk_async.format.manifest.refs import (
     VirtualChunk,
 )
 from icechunk_async.format.snapshot import Node, Nodes, Snapshot
-from icechunk_async.format.zarr_array import Extension, ZarrArray, array_document
+from icechunk_async.format.zarr_array import (
+    Extension,
+    FillError,
+    ZarrArray,
+    array_document,
+    element_bytes,
+    fill_from_bytes,
+    fill_to_bytes,
+)
 from tests.helpers import array_document as some_document
 from tests.helpers import examples, group_document, memory_url, write
 from tests.unit.format.damage import within_bounds

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import zarr
 
+from icechunk_async.engine.history.numbers import decode_number, encode_number
 from icechunk_async.errors import BranchNotFoundError, TagNotFoundError
-from icechunk_async.format.numbers import decode_number, encode_number
 from tests.helpers import read
 from tests.unit.older.alpha_writer import base32, sequence
 from tests.unit.older.golden import COMMITS, EXPECTED, SOURCE, golden

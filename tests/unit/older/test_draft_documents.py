@@ -23,12 +23,16 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError, IcechunkError, InvalidMetadataError
 from icechunk_async.format.draft.coordinates import decode_columns, encode_columns, encode_coords
-from icechunk_async.format.draft.manifests import decode_manifest, encode_manifest
+from icechunk_async.format.draft.manifests import (
+    UNSIZED_TAIL,
+    decode_manifest,
+    encode_manifest,
+    open_pieces,
+)
 from icechunk_async.format.draft.metadata import read_array, write_array
 from icechunk_async.format.draft.names import chunk_ids, chunk_names, manifest_id, name_of
 from icechunk_async.format.draft.pages import measure
 from icechunk_async.format.draft.parquet import numbers, python_values
-from icechunk_async.format.draft.pieces import UNSIZED_TAIL, open_pieces
 from icechunk_async.format.draft.state import decode_state, encode_state
 from icechunk_async.format.draft.structure import encode_structure, read_structure
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId

@@ -22,13 +22,12 @@ from icechunk_async.format.envelope import (
 )
 from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.seekable.patching import patch_manifest
 from icechunk_async.format.manifest.seekable.reading import (
     longer_tail,
     open_seekable,
     tail_extent,
 )
-from icechunk_async.format.manifest.seekable.writing import pack_manifest
+from icechunk_async.format.manifest.seekable.writing import pack_manifest, patch_manifest
 from icechunk_async.format.manifest.writing import encode_manifest
 from icechunk_async.format.snapshot import decode_snapshot, encode_snapshot
 from icechunk_async.format.transaction_log import (
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.held import Extent, HeldManifest
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRefs
-    from icechunk_async.format.manifest.seekable.patching import PatchedManifest
+    from icechunk_async.format.manifest.seekable.writing import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.held import Extent, HeldManifest
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
-    from icechunk_async.format.manifest.seekable.patching import PatchedManifest
+    from icechunk_async.format.manifest.seekable.writing import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import Nodes, Snapshot
     from icechunk_async.format.transaction_log import TransactionLog

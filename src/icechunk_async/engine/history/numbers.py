@@ -3,11 +3,14 @@
 State n is the object of number n, which is created once and never changes. Of writers that want to
 follow state n exactly one creates n + 1. Whether a write landed is never in doubt for long: the
 object of its number tells, once there is one.
+
+Number n is written as 1099511627775 - n in Crockford base32, eight letters, as in the names of the
+alpha's branch files ("Creating and Updating Branches"). So the newest comes first in a listing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async.engine.history.outcomes import Doubt, read_if_there
@@ -18,7 +21,7 @@ from icechunk_async.errors import (
     PreconditionFailedError,
     UnsupportedBySpecError,
 )
-from icechunk_async.format.numbers import LAST_NUMBER, decode_number, encode_number
+from icechunk_async.format.ids import ALPHABET
 from icechunk_async.storage import ABSENT, ObjectInfo
 
 if TYPE_CHECKING:
@@ -27,7 +30,12 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.backoff import Backoff
     from icechunk_async.storage import Retrieved, Storage
 
-__all__ = ["Numbered"]
+__all__ = ["LAST_NUMBER", "Numbered", "decode_number", "encode_number"]
+
+LAST_NUMBER: Final = (1 << 40) - 1
+"""The most that a sequence can count to: 1099511627775."""
+_LETTERS: Final = 8
+_VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 
 
 class Numbered:
@@ -124,3 +132,19 @@ class Numbered:
                 f"{key!r} could be neither created nor read {backoff.max_tries} times; nothing was "
                 "published. Try again."
             )
+
+
+def encode_number(number: int) -> str:
+    """Return the eight letters of a sequence number; greater numbers sort first."""
+    rest = LAST_NUMBER - number
+    return "".join(ALPHABET[rest >> place & 31] for place in range(5 * _LETTERS - 5, -1, -5))
+
+
+def decode_number(text: str) -> int | None:
+    """Return the sequence number that eight letters stand for; None if they stand for none."""
+    if len(text) != _LETTERS or any(letter not in _VALUES for letter in text):
+        return None
+    rest = 0
+    for letter in text:
+        rest = rest << 5 | _VALUES[letter]
+    return LAST_NUMBER - rest

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import RepoStatus, Update
     from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
-    from icechunk_async.format.repo_info.snapshot_page import Page
+    from icechunk_async.format.repo_info.snapshot_columns import Page
     from icechunk_async.format.snapshot import Snapshot
 
 __all__ = [

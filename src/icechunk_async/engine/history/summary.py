@@ -19,9 +19,9 @@ from icechunk_async._display.versions import (
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
-from icechunk_async.format.elements import element_bytes
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.values import is_object
+from icechunk_async.format.zarr_array import element_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -1,4 +1,6 @@
-"""Reference files of the alpha (schema ``RefData``): an entry of a branch, or a tag.
+"""Names of files of the alpha, and its reference files (schema ``RefData``): branches and tags.
+
+Each commit to a branch creates another file, named after its number; a tag is one file.
 
 What this library has to say besides is in ``properties``, which the schema leaves open: that a
 branch was deleted with this entry, or closed by a migration.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.alpha.parts import read_id, read_time, write_time
@@ -16,10 +18,63 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.reading import parse_json
 from icechunk_async.format.json.values import is_object
 
-__all__ = ["BranchState", "RefData", "decode_ref", "encode_ref"]
+if TYPE_CHECKING:
+    from icechunk_async.format.ids import ChunkId, ManifestId
 
+__all__ = [
+    "ATTRIBUTES",
+    "CHUNKS",
+    "CONFIGS",
+    "MANIFESTS",
+    "REFS",
+    "SNAPSHOTS",
+    "SUFFIX",
+    "BranchState",
+    "RefData",
+    "branch_prefix",
+    "chunk_key",
+    "decode_ref",
+    "encode_ref",
+    "manifest_key",
+    "snapshot_key",
+    "tag_key",
+]
+
+REFS: Final = "r/"
+SNAPSHOTS: Final = "s/"
+MANIFESTS: Final = "m/"
+ATTRIBUTES: Final = "a/"
+CHUNKS: Final = "c"
+CONFIGS: Final = "config/"
+"""Numbered objects of this library: the configuration, which the alpha has no place for."""
+SUFFIX: Final = ".json"
 _OURS: Final = "icechunk-async"
 _STATE: Final = "branch"
+
+
+def branch_prefix(name: str) -> str:
+    """Return the beginning of the keys of a branch's files."""
+    return f"{REFS}{name}/"
+
+
+def tag_key(name: str) -> str:
+    """Return the key of a tag."""
+    return f"{REFS}{name}{SUFFIX}"
+
+
+def snapshot_key(snapshot_id: SnapshotId) -> str:
+    """Return the key of a snapshot."""
+    return f"{SNAPSHOTS}{snapshot_id}"
+
+
+def manifest_key(manifest_id: ManifestId) -> str:
+    """Return the key of a manifest."""
+    return f"{MANIFESTS}{manifest_id}"
+
+
+def chunk_key(chunk_id: ChunkId) -> str:
+    """Return the key of a chunk object."""
+    return f"{CHUNKS}/{chunk_id}"
 
 
 class BranchState(StrEnum):

@@ -1,8 +1,8 @@
 """The configuration that a repository stores: values, defaults, merging, and stored forms.
 
 Every field may be None, which stands for its default; ``effective_<field>`` returns the value in
-effect. `settings`, `conditions` and `containers` declare the sections, `documents` and `codec` read
-and write them.
+effect. `settings`, `conditions` and `containers` declare the sections, `codec` reads and writes
+them.
 """
 
 from icechunk_async.format.config.codec import (

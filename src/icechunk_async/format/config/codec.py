@@ -2,28 +2,76 @@
 
 Both hold the same document. A choice that carries a value is a tag in YAML and a map of one
 entry in FlexBuffers.
+
+Documents are read lenient in shape and strict in values. Unknown keys are passed over, and any key
+may be missing or null. Unusable containers are skipped with a line in the log, as are splitting
+rules over no chunk; any other value of a wrong type or out of range raises ``FormatError``, because
+guessing would change how data are written.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+import re
+from dataclasses import fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from icechunk_async.errors import InvalidInputError, UnsupportedSpecVersionError
-from icechunk_async.format.config.documents import (
-    as_json,
-    read_section,
-    read_splitting,
-    section_document,
-    split_sizes_document,
+from icechunk_async._runtime.dataclasses import dataclass
+from icechunk_async.errors import (
+    FormatError,
+    InvalidConfigError,
+    InvalidInputError,
+    UnsupportedSpecVersionError,
 )
-from icechunk_async.format.config.settings import RepositoryConfig
+from icechunk_async.format.config.conditions import (
+    ManifestPreloadCondition,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    ManifestSplittingConfig,
+    PreloadAll,
+    PreloadAlways,
+    PreloadAny,
+    PreloadName,
+    PreloadNever,
+    PreloadPath,
+    PreloadRefs,
+    SplitAll,
+    SplitAny,
+    SplitAnyArray,
+    SplitDimCondition,
+    SplitName,
+    SplitPath,
+    SplitSizes,
+)
+from icechunk_async.format.config.containers import (
+    AzureStore,
+    GcsStore,
+    HttpStore,
+    InMemoryStore,
+    LocalFileSystemStore,
+    ObjectStoreConfig,
+    S3CompatibleStore,
+    S3Options,
+    S3Store,
+    TigrisStore,
+    VirtualChunkContainer,
+)
+from icechunk_async.format.config.fields import Instance, Integer, Section
+from icechunk_async.format.config.settings import RepositoryConfig, StorageSettings
 from icechunk_async.format.json.flexbuffers import decode_flexbuffer
+from icechunk_async.format.json.values import SignedInt
 
 if TYPE_CHECKING:
-    from icechunk_async.format.config.conditions import ManifestSplittingConfig
+    from collections.abc import Callable, Mapping
+
     from icechunk_async.format.json.values import JSON
 
 __all__ = [
+    "Document",
+    "Plain",
+    "Scalar",
+    "Variant",
     "config_from_json",
     "config_to_json",
     "decode_config",
@@ -31,6 +79,52 @@ __all__ = [
     "splitting_from_json",
     "splitting_to_json",
 ]
+
+_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
+    ("false", "False", "FALSE"), False
+)
+_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,30})|0o[0-7]{1,30}|0x[0-9a-fA-F]{1,30}")
+_MAX_U32: Final = 2**32 - 1
+# Where the stored order is not that of the official constructors, which the classes keep.
+_FILE_ORDER: Final[dict[type[Section], tuple[str, ...]]] = {
+    RepositoryConfig: (
+        "inline_chunk_threshold_bytes",
+        "get_partial_values_concurrency",
+        "compression",
+        "max_concurrent_requests",
+        "max_concurrent_decodes",
+        "caching",
+        "storage",
+        "virtual_chunk_containers",
+        "manifest",
+        "previous_file",
+        "repo_update_retries",
+        "num_updates_per_repo_info_file",
+    ),
+    StorageSettings: (
+        "concurrency",
+        "retries",
+        "timeouts",
+        "unsafe_use_conditional_update",
+        "unsafe_use_conditional_create",
+        "unsafe_use_metadata",
+        "storage_class",
+        "metadata_storage_class",
+        "chunks_storage_class",
+        "minimum_size_for_multipart_upload",
+    ),
+    S3Options: (
+        "region",
+        "endpoint_url",
+        "anonymous",
+        "allow_http",
+        "force_path_style",
+        "network_stream_timeout_seconds",
+        "requester_pays",
+        "checksum_algorithm",
+    ),
+}
 
 
 def encode_config(config: RepositoryConfig, spec_version: int) -> bytes:
@@ -112,3 +206,471 @@ def splitting_from_json(value: JSON) -> ManifestSplittingConfig:
         FormatError: the value has not the shape of rules.
     """
     return read_splitting(value, "splitting_config")
+
+
+class Plain(str):
+    """A scalar written without quotes: text, number, boolean or null as the reader needs it."""
+
+    __slots__ = ()
+
+    def resolved(self) -> int | bool | str | None:
+        """Return the YAML 1.2 value; numbers with a fraction stay text."""
+        if self in _NULLS:
+            return None
+        if self in _BOOLS:
+            return _BOOLS[self]
+        return int(self, 0) if _INTEGER.fullmatch(self) else str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A choice that carries a value: a tag in YAML, a map of one entry elsewhere."""
+
+    name: str
+    value: Document
+
+
+type Scalar = bool | int | str | None
+type Document = Scalar | list[Document] | dict[str, Document] | Variant
+_log = logging.getLogger(__name__)
+
+
+def read_section[S: Section](cls: type[S], value: object, where: str) -> S:
+    """Read a map of fields; null, like an empty map, leaves all of them unset.
+
+    Args:
+        cls: the section.
+        value: from YAML or FlexBuffers.
+        where: what messages call it.
+
+    Raises:
+        FormatError: a field has a wrong type or is out of range.
+    """
+    entries = _map(value, where)
+    found: dict[str, Any] = {}
+    for spec in fields(cls):
+        raw = entries.get(spec.name)
+        if not _is_null(raw):
+            found[spec.name] = _field(spec.metadata["kind"], raw, f"{where}.{spec.name}")
+    try:
+        return cls(**found)
+    except InvalidConfigError as error:
+        raise FormatError(f"{where} cannot be used: {error.message}") from error
+
+
+def _field(kind: Integer | Instance, raw: object, where: str) -> object:
+    if isinstance(kind, Integer):
+        return _integer(raw, where)
+    cls = kind.cls
+    if cls is bool:
+        return _boolean(raw, where)
+    if cls is str:
+        return _text(raw, where)
+    if cls is tuple:
+        return _containers(raw, where)
+    if cls is ManifestPreloadCondition:
+        return _preload(raw, where)
+    if cls is ManifestSplittingConfig:
+        return read_splitting(raw, where)
+    if issubclass(cls, StrEnum):
+        return _choice(cls, raw, where)
+    return read_section(cast("type[Section]", cls), raw, where)
+
+
+def _is_null(raw: object) -> bool:
+    return raw is None or (isinstance(raw, Plain) and raw.resolved() is None)
+
+
+def _map(raw: object, where: str) -> Mapping[str, object]:
+    if _is_null(raw):
+        return {}
+    if not isinstance(raw, dict):
+        raise _wrong(where, raw, "a map")
+    return cast("dict[str, object]", raw)
+
+
+def _list(raw: object, where: str) -> list[object]:
+    if not isinstance(raw, list):
+        raise _wrong(where, raw, "a list")
+    return cast("list[object]", raw)
+
+
+def _pair(raw: object, where: str, allowed: str) -> tuple[object, object]:
+    items = _list(raw, where)
+    if len(items) != 2:
+        raise _wrong(where, items, allowed)
+    return items[0], items[1]
+
+
+def _integer(raw: object, where: str) -> int:
+    value = raw.resolved() if isinstance(raw, Plain) else raw
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(where, raw, "an integer")
+    return value
+
+
+def _boolean(raw: object, where: str) -> bool:
+    value = raw.resolved() if isinstance(raw, Plain) else raw
+    if not isinstance(value, bool):
+        raise _wrong(where, raw, "true or false")
+    return value
+
+
+def _text(raw: object, where: str) -> str:
+    if not isinstance(raw, str):
+        raise _wrong(where, raw, "text")
+    return str(raw)
+
+
+def _choice(cls: type[StrEnum], raw: object, where: str) -> StrEnum:
+    name = _variant(raw, where)[0]
+    try:
+        return cls(name)
+    except ValueError:
+        raise _wrong(where, raw, f"one of {', '.join(cls)}") from None
+
+
+def _variant(raw: object, where: str) -> tuple[str, object]:
+    """Read a choice: its name, and the value it carries.
+
+    Names are compared in snake case, since old files have them in camel case.
+    """
+    value: object = None
+    if isinstance(raw, str):
+        name = raw
+    else:
+        entries = list(_map(raw, where).items())
+        if len(entries) != 1:
+            raise _wrong(where, raw, "a name, or a map of one name and its value")
+        ((name, value),) = entries
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(), value
+
+
+def _regex(raw: object, where: str) -> str:
+    return _text(_map(raw, where).get("regex"), f"{where}.regex")
+
+
+def _preload(raw: object, where: str) -> ManifestPreloadCondition:
+    name, value = _variant(raw, where)
+    match name:
+        case "or" | "and":
+            inner = tuple(_preload(item, where) for item in _list(value, where))
+            return _combined(PreloadAny if name == "or" else PreloadAll, inner, where)
+        case "path_matches":
+            return PreloadPath(_regex(value, where))
+        case "name_matches":
+            return PreloadName(_regex(value, where))
+        case "num_refs":
+            return _num_refs(_map(value, where), where)
+        case "true":
+            return PreloadAlways()
+        case "false":
+            return PreloadNever()
+        case _:
+            raise _wrong(where, raw, "a known condition")
+
+
+def _num_refs(bounds: Mapping[str, object], where: str) -> ManifestPreloadCondition:
+    lowest = _bound(bounds.get("from"), f"{where}.from", "excluded")
+    end = _bound(bounds.get("to"), f"{where}.to", "included")
+    if lowest is not None and lowest > _MAX_U32:
+        return PreloadNever()
+    return PreloadRefs(lowest, None if end is not None and end > _MAX_U32 else end)
+
+
+def _bound(raw: object, where: str, one_further: str) -> int | None:
+    """Read one end of a range; the kind ``one_further`` counts from the next integer."""
+    if _is_null(raw):
+        return None
+    name, value = _variant(raw, where)
+    if name == "unbounded":
+        return None
+    if name not in ("included", "excluded"):
+        raise _wrong(where, raw, "Included, Excluded or Unbounded")
+    bound = _integer(value, where)
+    if not 0 <= bound <= _MAX_U32:
+        raise _wrong(where, raw, f"from 0 to {_MAX_U32}")
+    return bound + (name == one_further)
+
+
+def read_splitting(raw: object, where: str) -> ManifestSplittingConfig:
+    """Read the splitting section, of a configuration or of a commit's properties.
+
+    Raises:
+        FormatError: it has not the shape of rules.
+    """
+    sizes = _map(raw, where).get("split_sizes")
+    if _is_null(sizes):
+        return ManifestSplittingConfig()
+    rules: list[tuple[ManifestSplitCondition, tuple[tuple[SplitDimCondition, int], ...]]] = []
+    for rule in _list(sizes, f"{where}.split_sizes"):
+        arrays, dimensions = _pair(rule, where, "a pair of condition and sizes")
+        spans = [_span(item, where) for item in _list(dimensions, where)]
+        kept = tuple((dimension, size) for dimension, size in spans if size)
+        rules.append((_split(arrays, where), kept))
+        if len(kept) < len(spans):
+            _log.warning("%s: passed over a splitting rule with manifests of no chunk", where)
+    try:
+        return ManifestSplittingConfig(tuple(rules))
+    except InvalidConfigError as error:
+        raise FormatError(f"{where} cannot be used: {error.message}") from error
+
+
+def _span(raw: object, where: str) -> tuple[SplitDimCondition, int]:
+    if isinstance(raw, dict):
+        entries = _map(cast("object", raw), where)
+        condition, num_chunks = entries.get("condition"), entries.get("num_chunks")
+    else:
+        # Versions before 1.0 wrote pairs.
+        condition, num_chunks = _pair(raw, where, "a map or pair of condition and num_chunks")
+    return _dimension(condition, where), _integer(num_chunks, where)
+
+
+def _split(raw: object, where: str) -> ManifestSplitCondition:
+    name, value = _variant(raw, where)
+    match name:
+        case "or" | "and":
+            inner = tuple(_split(item, where) for item in _list(value, where))
+            return _combined(SplitAny if name == "or" else SplitAll, inner, where)
+        case "path_matches":
+            return SplitPath(_regex(value, where))
+        case "name_matches":
+            return SplitName(_regex(value, where))
+        case "any_array":
+            return SplitAnyArray()
+        case _:
+            raise _wrong(where, raw, "a known condition")
+
+
+def _dimension(raw: object, where: str) -> SplitDimCondition:
+    name, value = _variant(raw, where)
+    try:
+        match name:
+            case "axis":
+                return ManifestSplitDimCondition.Axis(_integer(value, where))
+            case "dimension_name":
+                return ManifestSplitDimCondition.DimensionName(_text(value, where))
+            case "any":
+                return ManifestSplitDimCondition.Any()
+            case _:
+                raise _wrong(where, raw, "Axis, DimensionName or Any")
+    except InvalidConfigError as error:
+        raise FormatError(f"{where} cannot be used: {error.message}") from error
+
+
+def _combined[I, C](make: Callable[[tuple[I, ...]], C], inner: tuple[I, ...], where: str) -> C:
+    try:
+        return make(inner)
+    except InvalidConfigError as error:
+        raise FormatError(f"{where} cannot be used: {error.message}") from error
+
+
+def _containers(raw: object, where: str) -> tuple[VirtualChunkContainer, ...]:
+    kept: list[VirtualChunkContainer] = []
+    prefixes: set[str] = set()
+    names: set[str] = set()
+    for place, item in enumerate(_map(raw, where).values()):
+        try:
+            container = _container(_map(item, where), where)
+        except (FormatError, InvalidConfigError) as error:
+            _log.warning("%s: skipped entry %d: %s", where, place, error.message)
+            continue
+        if container.name in names or container.url_prefix in prefixes:
+            _log.warning("%s: skipped entry %d: its name or prefix is taken", where, place)
+            continue
+        kept.append(container)
+        prefixes.add(container.url_prefix)
+        if container.name is not None:
+            names.add(container.name)
+    return tuple(kept)
+
+
+def _container(entries: Mapping[str, object], where: str) -> VirtualChunkContainer:
+    prefix = _text(entries.get("url_prefix"), f"{where}.url_prefix")
+    name = entries.get("name")
+    return VirtualChunkContainer(
+        # Versions before 1.0 wrote prefixes without the slash.
+        url_prefix=prefix if prefix.endswith("/") else f"{prefix}/",
+        store=_store(entries.get("store"), f"{where}.store"),
+        name=None if _is_null(name) else _text(name, f"{where}.name"),
+    )
+
+
+def _store(raw: object, where: str) -> ObjectStoreConfig:
+    name, value = _variant(raw, where)
+    match name:
+        case "in_memory":
+            return InMemoryStore()
+        case "local_file_system":
+            return LocalFileSystemStore(_text(value, where))
+        case "s3":
+            return S3Store(read_section(S3Options, value, where))
+        case "s3_compatible":
+            return S3CompatibleStore(read_section(S3Options, value, where))
+        case "tigris":
+            return TigrisStore(read_section(S3Options, value, where))
+        case "gcs":
+            return GcsStore(_texts(_map(value, where), where))
+        case "azure":
+            return AzureStore(_texts(_map(value, where), where))
+        case "http":
+            entries = dict(_map(value, where))
+            headers = _texts(_map(entries.pop("headers", None), where), where)
+            return HttpStore(_texts(entries, where), headers)
+        case _:
+            raise _wrong(where, raw, "a known kind of store")
+
+
+def _texts(entries: Mapping[str, object], where: str) -> dict[str, str]:
+    return {str(key): _text(value, f"{where}.{key}") for key, value in entries.items()}
+
+
+def _wrong(where: str, raw: object, allowed: str) -> FormatError:
+    # Only the type is shown: options of stores may be secrets.
+    found = "null" if _is_null(raw) else f"of type {type(raw).__name__}"
+    if isinstance(raw, (int, Plain)) and "store" not in where:
+        found = f"{raw!r:.64}"
+    return FormatError(f"{where} is {found}; allowed: {allowed}.", field=where)
+
+
+def section_document(section: Section) -> dict[str, Document]:
+    """Return a section as a map of all its fields."""
+    kinds = {spec.name: spec.metadata["kind"] for spec in fields(section)}
+    document: dict[str, Document] = {}
+    for name in _FILE_ORDER.get(type(section), kinds):
+        value, kind = _value(getattr(section, name)), kinds[name]
+        if isinstance(value, int) and isinstance(kind, Integer) and kind.low < 0:
+            value = SignedInt(value)
+        document[name] = value
+    return document
+
+
+def as_json(document: Document) -> JSON:
+    """Return the document without tags: a choice becomes a map of one entry."""
+    match document:
+        case Variant(name, value):
+            return {name: as_json(value)}
+        case dict():
+            return {key: as_json(value) for key, value in document.items()}
+        case list():
+            return [as_json(item) for item in document]
+        case _:
+            return document
+
+
+def _value(value: object) -> Document:
+    match value:
+        case None | bool() | int():
+            return value
+        case str():
+            # Also of the enumerations, whose members are text.
+            return str(value)
+        case ManifestSplittingConfig():
+            sizes = value.split_sizes
+            return {"split_sizes": None} if sizes is None else split_sizes_document(sizes)
+        case ManifestPreloadCondition():
+            return _preload_document(value)
+        case Section():
+            return section_document(value)
+        case tuple():
+            return _containers_document(cast("tuple[VirtualChunkContainer, ...]", value))
+        case _:
+            raise TypeError(f"{type(value).__name__} is no part of a configuration")
+
+
+def _preload_document(condition: ManifestPreloadCondition) -> Document:
+    match condition:
+        case PreloadAny(conditions):
+            return Variant("or", [_preload_document(item) for item in conditions])
+        case PreloadAll(conditions):
+            return Variant("and", [_preload_document(item) for item in conditions])
+        case PreloadPath(regex):
+            return Variant("path_matches", {"regex": regex})
+        case PreloadName(regex):
+            return Variant("name_matches", {"regex": regex})
+        case PreloadRefs(from_refs, to_refs):
+            return Variant(
+                "num_refs",
+                {
+                    "from": "Unbounded" if from_refs is None else Variant("Included", from_refs),
+                    "to": "Unbounded" if to_refs is None else Variant("Excluded", to_refs),
+                },
+            )
+        case PreloadAlways():
+            return "true"
+        case PreloadNever():
+            return "false"
+        case _:
+            raise TypeError(f"{type(condition).__name__} has no stored form")
+
+
+def split_sizes_document(sizes: SplitSizes) -> dict[str, Document]:
+    """Return splitting rules as a section: pairs of a condition and its sizes."""
+    rules: list[Document] = []
+    for arrays, dimensions in sizes:
+        spans: list[Document] = [
+            {"condition": _dimension_document(dimension), "num_chunks": num_chunks}
+            for dimension, num_chunks in dimensions
+        ]
+        rules.append([_split_document(arrays), spans])
+    return {"split_sizes": rules}
+
+
+def _split_document(condition: ManifestSplitCondition) -> Document:
+    match condition:
+        case SplitAny(conditions):
+            return Variant("or", [_split_document(item) for item in conditions])
+        case SplitAll(conditions):
+            return Variant("and", [_split_document(item) for item in conditions])
+        case SplitPath(regex):
+            return Variant("path_matches", {"regex": regex})
+        case SplitName(regex):
+            return Variant("name_matches", {"regex": regex})
+        case SplitAnyArray():
+            return "any_array"
+        case _:
+            raise TypeError(f"{type(condition).__name__} has no stored form")
+
+
+def _dimension_document(condition: SplitDimCondition) -> Document:
+    match condition:
+        case ManifestSplitDimCondition.Axis(axis):
+            return Variant("Axis", axis)
+        case ManifestSplitDimCondition.DimensionName(regex):
+            return Variant("DimensionName", regex)
+        case ManifestSplitDimCondition.Any():
+            return "Any"
+
+
+def _containers_document(containers: tuple[VirtualChunkContainer, ...]) -> Document:
+    return {
+        container.url_prefix: {
+            "name": container.name,
+            "url_prefix": container.url_prefix,
+            "store": _store_document(container.store),
+        }
+        for container in containers
+    }
+
+
+def _store_document(store: ObjectStoreConfig) -> Document:
+    match store:
+        case InMemoryStore():
+            return "in_memory"
+        case LocalFileSystemStore(path):
+            return Variant("local_file_system", path)
+        case S3Store(options):
+            return Variant("s3", section_document(options))
+        case S3CompatibleStore(options):
+            return Variant("s3_compatible", section_document(options))
+        case TigrisStore(options):
+            return Variant("tigris", section_document(options))
+        case GcsStore(options):
+            return Variant("gcs", dict(options))
+        case AzureStore(options):
+            return Variant("azure", dict(options))
+        case HttpStore(options, headers):
+            entries: dict[str, Document] = dict(options)
+            if headers:
+                entries["headers"] = dict(headers)
+            return Variant("http", entries)

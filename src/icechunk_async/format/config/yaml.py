@@ -16,7 +16,7 @@ from yaml.emitter import Emitter
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
-from icechunk_async.format.config.plain import Document, Plain, Scalar, Variant
+from icechunk_async.format.config.codec import Document, Plain, Scalar, Variant
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.json.values import MAX_DEPTH
 

@@ -10,9 +10,14 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.elements import element_bytes
 from icechunk_async.format.json.reading import parse_json
-from icechunk_async.format.zarr_array import Extension, Refusals, ZarrArray, parse_node
+from icechunk_async.format.zarr_array import (
+    Extension,
+    Refusals,
+    ZarrArray,
+    element_bytes,
+    parse_node,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

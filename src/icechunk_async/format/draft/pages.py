@@ -2,7 +2,8 @@
 
 pyarrow allocates what the header of a page declares before it looks at the page, and ends the
 process for some faults of the metadata. So both are read and checked here first (parquet-format,
-"FileMetaData" and "PageHeader").
+"FileMetaData" and "PageHeader"). They are Thrift structures in the compact protocol, of which
+`read_struct` reads any bytes safely.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
-from icechunk_async.format.draft.thrift import read_struct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from icechunk_async.format.draft.thrift import Fields, Value
-
-__all__ = ["Column", "Footer", "Group", "Pages", "measure", "read_footer"]
+__all__ = [
+    "Column",
+    "Fields",
+    "Footer",
+    "Group",
+    "Pages",
+    "Value",
+    "measure",
+    "read_footer",
+    "read_struct",
+]
 
 _MAGIC: Final = b"PAR1"
 _TRAILER: Final = 8
@@ -26,6 +34,11 @@ _MAX_HEADER_BYTES: Final = 1 << 16
 _MAX_LEAVES: Final = 1000
 _BYTE_ARRAY: Final = 6
 _MAX_TYPE: Final = 7
+_NUM_VALUES: Final = 1
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
+_INTEGERS: Final = (4, 5, 6)
+_BOOLEANS: Final = (_TRUE, _FALSE)
+_MAX_DEPTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +172,8 @@ def _bounds(statistics: Value | None) -> tuple[bytes, bytes] | None:
 
 
 _UNCOMPRESSED, _COMPRESSED = 2, 3
+
 _DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
-_NUM_VALUES: Final = 1
 
 
 def measure(data: memoryview) -> Pages:
@@ -185,3 +198,115 @@ def measure(data: memoryview) -> Pages:
     if position != len(data):
         raise _damaged()
     return Pages(size_bytes, num_values)
+
+
+type Value = int | bytes | Sequence[Value] | Fields
+type Fields = Mapping[int, Value]
+"""The members of a structure, by number."""
+
+
+def read_struct(data: memoryview) -> tuple[Fields, int]:
+    """Return the structure that some bytes begin with, and how many they are.
+
+    Numbers are integers, texts bytes; maps and floating-point numbers are left out.
+
+    Raises:
+        FormatError: they begin with none.
+
+    Cost: time and memory in proportion to the bytes.
+    """
+    reader = _ThriftReader(data)
+    try:
+        return reader.struct(0), reader.at
+    except IndexError:
+        raise _unreadable() from None
+
+
+def _unreadable() -> FormatError:
+    return FormatError("A Parquet file has a header that cannot be read.")
+
+
+class _ThriftReader:
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self.at = 0
+
+    def struct(self, depth: int) -> Fields:
+        if depth > _MAX_DEPTH:
+            raise _unreadable()
+        fields: dict[int, Value] = {}
+        key = 0
+        while head := self._byte():
+            key = key + (head >> 4) if head >> 4 else self._signed()
+            kind = head & 15
+            if kind in _BOOLEANS:  # as members they are in the kind
+                fields[key] = int(kind == _TRUE)
+                continue
+            value = self._value(kind, depth)
+            if value is not None:
+                fields[key] = value
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Value | None:
+        if kind in _INTEGERS:
+            return self._signed()
+        if kind == _BINARY:
+            return self._bytes(self._unsigned())
+        if kind == _STRUCT:
+            return self.struct(depth + 1)
+        if kind in _BOOLEANS or kind == _BYTE:
+            return self._byte()
+        if kind in {_LIST, _SET}:
+            return self._list(depth)
+        if kind == _DOUBLE:
+            self._bytes(8)
+        elif kind == _MAP:
+            self._map(depth)
+        else:
+            raise _unreadable()
+        return None
+
+    def _list(self, depth: int) -> list[Value]:
+        head = self._byte()
+        count = head >> 4 if head >> 4 < 15 else self._unsigned()
+        self._check_items(count, depth)
+        items = (self._value(head & 15, depth + 1) for _ in range(count))
+        return [it for it in items if it is not None]
+
+    def _map(self, depth: int) -> None:
+        count = self._unsigned()
+        self._check_items(count, depth)
+        kinds = self._byte() if count else 0
+        for _ in range(count):
+            self._value(kinds >> 4, depth + 1)
+            self._value(kinds & 15, depth + 1)
+
+    def _check_items(self, count: int, depth: int) -> None:
+        """Refuse more items than there are bytes: each takes at least one."""
+        if depth >= _MAX_DEPTH or count > len(self._data) - self.at:
+            raise _unreadable()
+
+    def _bytes(self, count: int) -> bytes:
+        self.at += count
+        if self.at > len(self._data):
+            raise _unreadable()
+        return bytes(self._data[self.at - count : self.at])
+
+    def _byte(self) -> int:
+        self.at += 1
+        return self._data[self.at - 1]
+
+    def _unsigned(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+            if shift > 63:
+                raise _unreadable()
+
+    def _signed(self) -> int:
+        value = self._unsigned()
+        return value >> 1 ^ -(value & 1)

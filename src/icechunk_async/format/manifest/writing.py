@@ -87,6 +87,8 @@ def encode_manifest(
     _check_apparent_size(refs, locations)
 
     layout = Layout()
+    # Slot 3 is the algorithm, whose default is zstd. Without a dictionary it is written as 0, as
+    # the official writer does; files of its version 1, which have neither, mean the same.
     root_slots = {0: 4, 1: 16, (3 if dictionary is None else 2): 20}
     root_vtable = layout.place(4 + 2 * (max(root_slots) + 1), 2)
     array_vtable = layout.place(8, 2)
@@ -214,6 +216,7 @@ class _ArrayBlock:
                     fields: tuple[str, ...] = ("inline",)
                 case Kind.NATIVE:
                     offsets = refs.offsets if rows is None else refs.offsets[rows]
+                    # Zeros are left out, as by all writers; only packed chunks have an offset.
                     fields = (*(("offset",) if offsets.any() else ()), "length", "chunk_id")
                 case Kind.VIRTUAL:
                     fields = ("offset", "length", "packed" if value & 4 else "location")
@@ -315,10 +318,12 @@ def _compress(
     virtual = sum(int(np.count_nonzero(it.kinds == Kind.VIRTUAL)) for it in refs)
     if virtual < settings.min_refs or not locations.raw:
         return None
+    # Evenly spaced, where the official writer takes them at random: equal references, equal files.
     step = max(1, len(locations.raw) // settings.max_samples)
     samples = locations.raw[::step][: settings.max_samples]
     if 2 * sum(len(sample) < _MIN_SAMPLE_BYTES for sample in samples) >= len(samples):
         return None
+    # Training needs more bytes than the dictionary gets, so a few samples are repeated.
     repeats = -(-settings.max_bytes // max(1, sum(map(len, samples))))
     try:
         dictionary = zstandard.train_dictionary(settings.max_bytes, [*samples] * max(repeats, 8))

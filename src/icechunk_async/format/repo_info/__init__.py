@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.flatbuffers.single import Row
     from icechunk_async.format.json.metadata import JSON, RawMetadata
     from icechunk_async.format.operations_log import RepoStatus, Update
-    from icechunk_async.format.repo_info.snapshot_page import Page
+    from icechunk_async.format.repo_info.snapshot_columns import Page
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 
 __all__ = [
@@ -129,6 +129,7 @@ def decode_repo_info(envelope: Envelope) -> RepoInfo:
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable  # noqa: PLC0415 -- loaded when it is used
 
     root = Reader(envelope.payload).root()
+    # The file says its version twice, here and in its header; both must be 2.
     version = root.number(0, 1)
     if version != _SPEC or envelope.spec_version != _SPEC:
         raise FormatError(f"A repo info file says it is of format version {version}, not {_SPEC}.")
@@ -158,6 +159,7 @@ def _decode_refs(root: Row, slot: int, name: str, stored: SnapshotTable) -> dict
         rows = refs.rows()
         indices = [it.number(1, 4) for it in rows]
         names = [it.text(0, required="name") for it in rows]
+    # A ref is the place of its snapshot in the list: one outside of it would be another history.
     if any(index >= len(stored) for index in indices):
         raise FormatError(f"A repo info file has {name} that point outside of it.")
     return {ref: SnapshotId(stored.id(index)) for ref, index in zip(names, indices, strict=True)}
@@ -185,6 +187,8 @@ def encode_repo_info(info: RepoInfo) -> bytes | memoryview:
         long_table(
             _ROOT,
             _SPEC,
+            # Sorted by the bytes of their names, as readers expect them; `sorted` compares code
+            # points, which have the same order.
             _encode_refs(info.tags, place_of),
             _encode_refs(info.branches, place_of),
             strings(sorted(info.deleted_tags)),

@@ -121,6 +121,8 @@ class OperationsLog(Sequence[Update]):
 
         More, where the next entry names no backup; None if all entries stay.
         """
+        # An entry names the backup in which it is the newest, so the log can be cut only before one
+        # that does. Entries that a migration made up name none.
         for place in range(most, len(self._new)):
             if self._new[place].backup_path is not None:
                 return self.head(place), self._new[place].backup_path

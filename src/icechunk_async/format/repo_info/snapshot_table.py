@@ -15,8 +15,7 @@ from icechunk_async.format.repo_info.snapshots import BLOCK, NO_PARENT, Snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from icechunk_async.format.repo_info.snapshot_columns import SnapshotColumns
-    from icechunk_async.format.repo_info.snapshot_page import Page
+    from icechunk_async.format.repo_info.snapshot_columns import Page, SnapshotColumns
 
 __all__ = ["SnapshotTable"]
 
@@ -70,6 +69,8 @@ class SnapshotTable(TableList):
         Cost: the logarithm of their number; in proportion to it for the first id that is not found.
         """
         wanted: bytes = snapshot_id
+        # Lists are sorted by contract, which nothing enforces. What is not found where it should be
+        # is looked up once more, in an order that is computed.
         if not self._has_column("order"):
             row = bisect_left(range(self._count), wanted, key=self.id)
             if row < self._count and self.id(row) == wanted:
@@ -115,6 +116,7 @@ class SnapshotTable(TableList):
         """Return the row of an entry's parent; -1 for none."""
         if self._has_column("parents"):
             return self.columns.parents[row]
+        # An absent number is 0, which is the first entry: that there is no parent is always stored.
         number = self._row(row).number(1, 4)
         parent = number - (1 << 32) if number >> 31 else number
         if not NO_PARENT <= parent < self._count:
@@ -133,7 +135,7 @@ class SnapshotTable(TableList):
     def lazily(self, rows: list[int], last_parent: int) -> Page:
         """Return entries that are decoded when one of them is looked at; as `SnapshotPage`."""
         if columns_pay(len(rows)):
-            from icechunk_async.format.repo_info.snapshot_page import SnapshotPage  # noqa: PLC0415 -- needs NumPy
+            from icechunk_async.format.repo_info.snapshot_columns import SnapshotPage  # noqa: PLC0415 -- needs NumPy
 
             return SnapshotPage(self, rows, last_parent)
         return [self.info(row) for row in rows]

@@ -101,6 +101,7 @@ def encode_snapshots(
     spliced = _spliced(snapshots, numbering)
     if spliced is not None:
         return spliced, numbering.of
+    # By the bytes of their ids: readers halve the list.
     infos = sorted(snapshots.values(), key=lambda info: info.id)
     # Many are of another file, or of a new one: their bytes are not worth keeping.
     encode = _encode if len(infos) <= 2 * FEWEST_COPIED else _encode_anew
@@ -113,6 +114,7 @@ def _spliced(snapshots: Snapshots, numbering: _Numbering) -> tuple[Long, int] | 
         return None
     layout, gone = stored.columns.layout, numbering.covered.copy()
     parents = stored.columns.parent_column
+    # Parents are named by their place in the list, so one new entry changes most of the numbers.
     wanted = np.where(parents == NO_PARENT, NO_PARENT, numbering.numbers[parents])
     if (wanted[~gone] < NO_PARENT).any():
         raise KeyError("the parent of a snapshot")
@@ -137,6 +139,7 @@ def _spliced(snapshots: Snapshots, numbering: _Numbering) -> tuple[Long, int] | 
             return None
         spliced = found
     changed = ~gone & present & (wanted != parents)
+    # Numbers are replaced where they stand in the copy; nothing else of an entry moves.
     data = joined(spliced.parts)
     at = (fields + spliced.shifts)[changed]
     data.view("<i4")[at >> 2] = wanted[changed]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.json.metadata import JSON, RawMetadata
-    from icechunk_async.format.repo_info.snapshot_page import Page, SnapshotPage
+    from icechunk_async.format.repo_info.snapshot_columns import Page, SnapshotPage
     from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 
 __all__ = ["BLOCK", "NO_PARENT", "SnapshotInfo", "Snapshots", "no_such_parent"]
@@ -218,6 +218,7 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
     @property
     def is_light(self) -> bool:
         """Whether so little lies on top of the file that it would not pay to read a newer one."""
+        # Every change copies what lies on top, and reading anew costs in proportion to the file.
         stored = 0 if self._table is None else len(self._table)
         return len(self._put) + len(self._covered) <= max(FEW, isqrt(stored // FEW))
 
@@ -339,6 +340,8 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
             KeyError: it is not listed, or one of its ancestors is not.
             FormatError: the parents form a circle.
         """
+        # Parents are places in a list, which a damaged file can make a circle of. A history is no
+        # longer than the list, so count instead of remembering every snapshot.
         left = len(self)
         wanted: SnapshotId | None = snapshot_id
         while wanted is not None:
@@ -362,6 +365,7 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
                 left -= len(rows)
                 if rows:
                     yield self._table.lazily(rows, row)
+                # Most callers stop after a few entries; others want all, as fast as they come.
                 size = min(8 * size, _LONGEST_PAGE)
 
     def _line(

@@ -1,8 +1,8 @@
 """Snapshot files: every node of the hierarchy at one moment (spec, "Snapshot files").
 
 `nodes.Nodes` finds nodes by path and holds what changed on top of a file (`table`), in which
-nothing is decoded that was not asked for (`columns` decodes many nodes at once). `files.Files` are
-the manifests that it lists. `writing` copies what did not change.
+nothing is decoded that was not asked for. `files.Files` are the manifests that it lists. `writing`
+copies what did not change.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class ManifestFileInfo:
 
     id: ManifestId
     size_bytes: int
-    """Size of the object, header included; 0 where unknown."""
+    """Size of the object, header included; 0 where unknown. Readers ask for this many bytes."""
     num_chunk_refs: int
 
 

@@ -1,7 +1,8 @@
-"""The nodes of a snapshot's file, in which a node is found without decoding the others."""
+"""The nodes of a snapshot's file: one is found without decoding the others, many go by columns."""
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from contextlib import suppress
 from functools import cached_property
@@ -15,29 +16,30 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.checks import lookups_pay_for_all
 from icechunk_async.format.flatbuffers.single import TableList
-from icechunk_async.format.ids import NodeId
-from icechunk_async.format.snapshot.columns import (
-    ARRAY,
-    Layout,
-    decode_node,
-    decode_nodes,
-    kinds_of,
-)
+from icechunk_async.format.flatbuffers.splicing import Spans
+from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, ManifestRef, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flatbuffers.splicing import Spans
-    from icechunk_async.format.snapshot.nodes import Node
+    from icechunk_async.format.flatbuffers.buffer import Bytes
+    from icechunk_async.format.flatbuffers.reading import Tables
+    from icechunk_async.format.flatbuffers.single import Row
 
-__all__ = ["NodeTable"]
+__all__ = ["ARRAY", "GROUP", "Layout", "NodeTable", "decode_node", "decode_nodes", "kinds_of"]
 
 _SCANNED: Final = 256
 """Nodes looked at together in search of arrays."""
 _BLOCK: Final = 1024
 """Nodes decoded at a time when all are asked for."""
+ARRAY: Final = 1
+GROUP: Final = 2
+_MAX_INDEX: Final = (1 << 32) - 1
+_LAST_NODE_SLOT: Final = 5
+_LAST_ARRAY_SLOT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class NodeTable(TableList):
         return None
 
     def _halve(self, wanted: bytes) -> int | None:
-        most = len(wanted) + 1  # bytes that tell
+        # A node's path may be as long as its writer likes; nothing behind these bytes can matter.
+        most = len(wanted) + 1
 
         def path_at(row: int) -> bytes:
             return self._row(row).raw(1, required="path", most=most)
@@ -261,3 +264,229 @@ def _normal_form(path: str) -> str:
         elif segment not in {"", "."}:
             segments.append(segment)
     return "/" + "/".join(segments)
+
+
+def kinds_of(tables: Tables) -> npt.NDArray[np.uint8]:
+    """Return whether each node is an `ARRAY` or a `GROUP`.
+
+    Raises:
+        FormatError: one is neither.
+    """
+    kinds = tables.scalar(3, 1)
+    if np.any((kinds != ARRAY) & (kinds != GROUP)):
+        raise _unknown_kind()
+    return kinds
+
+
+def _unknown_kind() -> FormatError:
+    return FormatError("A snapshot has a node that is neither an array nor a group.")
+
+
+def decode_nodes(tables: Tables, paths: Sequence[str]) -> Iterator[Node]:
+    """Iterate over some nodes, whose tables are given with their paths.
+
+    Raises:
+        FormatError: one of them is damaged.
+    """
+    ids = tables.struct(0, NodeId.size_bytes, field="id").tobytes()
+    documents = tables.vector(2, 1, 1, required="user_data").each()
+    is_array = (kinds_of(tables) == ARRAY).tolist()
+    rows = np.flatnonzero(is_array)
+    arrays = _ArrayColumns(tables.select(rows).tables(4, required="node_data")).arrays()
+    for row, (path, document) in enumerate(zip(paths, documents, strict=True)):
+        node_id = NodeId(ids[8 * row : 8 * row + 8])
+        yield Node(node_id, path, document, next(arrays) if is_array[row] else None)
+
+
+def decode_node(row: Row, path: str) -> Node:
+    """Read one node from its table.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    node_id = NodeId(row.struct(0, NodeId.size_bytes, field="id"))
+    document = row.raw(2, required="user_data")
+    kind = row.number(3, 1)
+    if kind == GROUP:
+        return Node(node_id, path, document)
+    if kind != ARRAY:
+        raise _unknown_kind()
+    data = row.table(4, required="node_data")
+    shape = data.structs(0, 16, 8, required="shape")
+    if data.has(3):
+        axes = tuple([Dimension(it.number(0, 8), it.number(1, 4)) for it in data.tables(3)])
+    else:
+        axes = tuple([_regular(*it) for it in struct.iter_unpack("<QQ", shape)])
+    names = tuple([it.text(0) or None for it in data.tables(1)]) if data.has(1) else None
+    manifests = [_decode_ref(it, axes) for it in data.tables(2, required="manifests")]
+    return Node(node_id, path, document, ArrayData(axes, names, tuple(manifests)))
+
+
+def _decode_ref(row: Row, axes: tuple[Dimension, ...]) -> ManifestRef:
+    manifest_id = ManifestId(row.struct(0, ManifestId.size_bytes, field="object_id"))
+    box = row.structs(1, 8, 4, required="extents")
+    return ManifestRef(manifest_id, _fitted(list(struct.iter_unpack("<II", box)), axes))
+
+
+def _fitted(
+    box: Sequence[Sequence[int]], axes: tuple[Dimension, ...]
+) -> tuple[tuple[int, int], ...]:
+    """Return a box with the rank of the array.
+
+    The official engine takes the rank of the box from the first reference in the manifest, and
+    compares only the axes that exist.
+    """
+    missing = [(0, min(axis.num_chunks, _MAX_INDEX)) for axis in axes[len(box) :]]
+    return tuple([(start, stop) for start, stop in [*box, *missing][: len(axes)]])
+
+
+def _regular(array_length: int, chunk_length: int) -> Dimension:
+    """Derive the chunk count from the array and chunk length of spec 1."""
+    if chunk_length == 0:
+        if array_length > 0:
+            raise _no_length()
+        return Dimension(0, 0)
+    return Dimension(array_length, -(-array_length // chunk_length))
+
+
+def _no_length() -> FormatError:
+    return FormatError("A snapshot has an array with chunks of length 0.")
+
+
+class _ArrayColumns:
+    """The ArrayNodeData tables of a file; lists of all rows, and where each row's part is."""
+
+    def __init__(self, tables: Tables) -> None:
+        new = tables.vector(3, 4, 4)
+        shapes = tables.vector(0, 16, 8, required="shape")
+        self._is_new: list[bool] = tables.has(3).tolist()
+        self._old_bounds, self._new_bounds = _bounds(shapes.counts), _bounds(new.counts)
+        lengths: list[list[int]] = shapes.structs().view("<u8").reshape(-1, 2).tolist()
+        self._old_dimensions = [_regular(*it) for it in lengths]
+        dimensions = new.tables()
+        self._new_dimensions = [
+            Dimension(length, chunks)
+            for length, chunks in zip(
+                dimensions.scalar(0, 8).tolist(), dimensions.scalar(1, 4).tolist(), strict=True
+            )
+        ]
+        self._has_names: list[bool] = tables.has(1).tolist()
+        names = tables.vector(1, 4, 4)
+        self._name_bounds = _bounds(names.counts)
+        self._names = names.tables().strings(0)
+        manifests = tables.vector(2, 4, 4, required="manifests")
+        self._manifest_bounds = _bounds(manifests.counts)
+        refs = manifests.tables()
+        self._manifest_ids = refs.struct(0, ManifestId.size_bytes, field="object_id").tobytes()
+        extents = refs.vector(1, 8, 4, required="extents")
+        self._extent_bounds = _bounds(extents.counts)
+        self._extents: list[list[int]] = extents.structs().view("<u4").reshape(-1, 2).tolist()
+
+    def arrays(self) -> Iterator[ArrayData]:
+        """Iterate over the arrays, each of which is made when it is its turn."""
+        for row, is_new in enumerate(self._is_new):
+            bounds = self._new_bounds if is_new else self._old_bounds
+            dimensions = self._new_dimensions if is_new else self._old_dimensions
+            axes = tuple(dimensions[bounds[row] : bounds[row + 1]])
+            names = None
+            if self._has_names[row]:
+                found = self._names[self._name_bounds[row] : self._name_bounds[row + 1]]
+                names = tuple([name or None for name in found])
+            refs = range(self._manifest_bounds[row], self._manifest_bounds[row + 1])
+            yield ArrayData(axes, names, tuple([self._manifest(index, axes) for index in refs]))
+
+    def _manifest(self, index: int, axes: tuple[Dimension, ...]) -> ManifestRef:
+        size = ManifestId.size_bytes
+        box = self._extents[self._extent_bounds[index] : self._extent_bounds[index + 1]]
+        raw_id = self._manifest_ids[size * index : size * (index + 1)]
+        return ManifestRef(ManifestId(raw_id), _fitted(box, axes))
+
+
+def _bounds(counts: npt.NDArray[np.int64]) -> list[int]:
+    """Return where each row's items begin in the list of all; one more for the end."""
+    return [0, *np.cumsum(counts).tolist()]
+
+
+class Layout:
+    """Where the nodes of a file lie in it, checked; and which manifests they use.
+
+    All that nodes refer to is followed once, so that nodes can be copied unread afterwards.
+    """
+
+    def __init__(self, tables: Tables, spec_version: int, *, vtables: bool) -> None:
+        """Look at all nodes of a file.
+
+        Args:
+            tables: the nodes.
+            spec_version: of the file.
+            vtables: whether the vtables of a node are among its bytes.
+
+        Raises:
+            FormatError: one of them is damaged.
+        """
+        tables.struct(0, NodeId.size_bytes, field="id")
+        self.spans = Spans(tables, vtables=vtables)
+        self.spans.cover(tables.vector(1, 1, 1, required="path"), ended=True)
+        self.spans.cover(tables.vector(2, 1, 1, required="user_data"))
+        self.spans.cover(tables.vector(_LAST_NODE_SLOT, 1, 1))
+        is_array = kinds_of(tables) == ARRAY
+        rows = np.flatnonzero(is_array)
+        arrays = tables.select(rows).tables(4, required="node_data")
+        self.foreign = tables.reaches(_LAST_NODE_SLOT + 1).copy()
+        """Nodes with fields that this version does not know, or in the form of another one."""
+        self.foreign[rows[_is_foreign(arrays, spec_version)]] = True
+        self._cover_groups(tables, np.flatnonzero(~is_array), vtables=vtables)
+        self._cover_arrays(arrays, rows, vtables=vtables)
+
+    @cached_property
+    def manifest_heads(self) -> npt.NDArray[np.uint64]:
+        """The first eight bytes of `manifest_ids`, as little-endian numbers."""
+        heads: npt.NDArray[np.uint64] = np.ascontiguousarray(self.manifest_ids[:, :8]).view("<u8")
+        return heads.ravel()
+
+    def _cover_groups(self, tables: Tables, rows: npt.NDArray[np.int64], *, vtables: bool) -> None:
+        chosen = tables.select(rows)
+        rows = rows[chosen.has(4)]  # nobody misses the table of a group, which is empty
+        groups = tables.select(rows).tables(4, required="node_data")
+        self.foreign[rows[groups.reaches(0)]] = True
+        self.spans.cover_tables(rows, Spans(groups, vtables=vtables))
+
+    def _cover_arrays(self, tables: Tables, rows: npt.NDArray[np.int64], *, vtables: bool) -> None:
+        spans = Spans(tables, vtables=vtables)
+        shapes = tables.vector(0, 16, 8, required="shape")
+        spans.cover(shapes)
+        lengths = shapes.structs().view("<u8").reshape(-1, 2)
+        if np.any((lengths[:, 1] == 0) & (lengths[:, 0] > 0)):
+            raise _no_length()
+        foreign = np.zeros(len(tables), bool)
+        for slot, known in ((1, 1), (2, 2), (3, 2)):
+            vectors = tables.vector(slot, 4, 4, required="manifests" if slot == 2 else None)
+            spans.cover(vectors)
+            items = vectors.tables()
+            of_items = Spans(items, vtables=vtables)
+            if slot == 1:
+                names = items.vector(0, 1, 1)
+                of_items.cover(names, ended=True)
+                names.check_text()
+            if slot == 2:
+                self.manifest_ids: Bytes = items.struct(0, ManifestId.size_bytes, field="object_id")
+                """Of every reference to a manifest, ``(n, 12)``."""
+                self.manifest_rows = rows[np.repeat(np.arange(len(tables)), vectors.counts)]
+                """The node that has each of these references."""
+                of_items.cover(items.vector(1, 8, 4, required="extents"))
+            if slot == 3:
+                items.scalar(0, 8)
+                items.scalar(1, 4)
+            spans.cover_items(vectors.counts, of_items)
+            unknown = items.reaches(known)
+            if unknown.any():
+                foreign[np.repeat(np.arange(len(tables)), vectors.counts)[unknown]] = True
+        self.foreign[rows[foreign]] = True
+        self.spans.cover_tables(rows, spans)
+
+
+def _is_foreign(arrays: Tables, spec_version: int) -> npt.NDArray[np.bool_]:
+    """Return which arrays have unknown fields, or the shape of another version of the format."""
+    found = arrays.reaches(_LAST_ARRAY_SLOT + 1).copy()
+    found |= arrays.has(3) != (spec_version > 1)
+    return found

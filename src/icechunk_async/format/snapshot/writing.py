@@ -51,6 +51,7 @@ _MANIFEST: Final = Shape("12s", REF)
 _NAME: Final = Shape(REF)
 _DIMENSION: Final = Shape("Q", "I")
 _FILE: Final = Shape("12s", "Q", "I")
+# The schema's struct has four zero bytes behind the id and four at its end, by its alignment.
 _FILE_STRUCT: Final = np.dtype(
     {"names": ["id", "size", "count"], "formats": ["V12", "<u8", "<u4"], "offsets": [0, 16, 24],
      "itemsize": 32}
@@ -70,6 +71,7 @@ def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes | memoryview
     looking at all of its nodes, by columns.
     """
     check_text(snapshot.message, "The message")
+    # Version 2 leaves the list of structs, which the schema requires, empty and has one of tables.
     columns = Files.of(snapshot.manifests).columns
     old, new = b"", None
     if spec_version == 1:
@@ -77,6 +79,7 @@ def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes | memoryview
     else:
         numbers = (columns.size_bytes, columns.num_chunk_refs)
         new = column_vector(_FILE, (columns.ids, *numbers))
+    # In version 2 only the repo info file knows parents, so that expiration rewrites no snapshot.
     parent = snapshot.parent_id if spec_version == 1 else None
     root = long_table(
         _ROOT,
@@ -141,6 +144,8 @@ def _spliced(nodes: Nodes, stored: NodeTable, spec_version: int) -> tuple[Long, 
 def _node(node: Node, spec_version: int) -> Block:
     is_group = node.array is None
     data = table(_GROUP_SHAPE) if node.array is None else _array(node, node.array, spec_version)
+    # The document is stored as Zarr gave it, byte for byte, as the official engine does. So equal
+    # documents stay equal, and setting one again is no change.
     fields = (string(node.path), blob(node.user_data), 2 if is_group else 1, data)
     return table(_NODE, bytes(node.id), *fields)
 
@@ -171,6 +176,8 @@ def _array(node: Node, array: ArrayData, spec_version: int) -> Block:
         )
     else:
         _check_grid(node, array)
+        # Its presence, not its length, tells a reader that the array is described so: an array
+        # without axes has an empty list of either kind.
         new = vector([table(_DIMENSION, it.array_length, it.num_chunks) for it in array.dimensions])
     return table(_ARRAY_SHAPE, structs(old, 16), names, manifests, new)
 

@@ -12,9 +12,14 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.statistics import row_type
 from icechunk_async.zarr.queries.analyze import chunks_at_once
-from icechunk_async.zarr.queries.measuring import check_function, is_whole_text, measure, summary
+from icechunk_async.zarr.queries.measuring import (
+    ExtremeTexts,
+    check_function,
+    is_whole_text,
+    measure,
+    summary,
+)
 from icechunk_async.zarr.queries.planning import Plan, planned
-from icechunk_async.zarr.queries.text import ExtremeTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,9 +19,13 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.paths import check_path
 from icechunk_async.zarr.queries.aggregate import gathered
 from icechunk_async.zarr.queries.arrays import QueriedArray
-from icechunk_async.zarr.queries.measuring import check_function, is_whole_text, summary
+from icechunk_async.zarr.queries.measuring import (
+    ExtremeTexts,
+    check_function,
+    is_whole_text,
+    summary,
+)
 from icechunk_async.zarr.queries.planning import check_conditions, planned
-from icechunk_async.zarr.queries.text import ExtremeTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,6 +15,7 @@ import icechunk_async.sync as icechunk
 from icechunk_async import Repository, RepositoryConfig, upkeep
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.engine.history.numbered.storage import NumberedStorage
+from icechunk_async.engine.history.numbers import encode_number
 from icechunk_async.errors import (
     BranchNotFoundError,
     ConflictError,
@@ -29,7 +30,6 @@ from icechunk_async.errors import (
     UnsupportedBySpecError,
 )
 from icechunk_async.format.layout import REPO_INFO, STATES
-from icechunk_async.format.numbers import encode_number
 from icechunk_async.results import RepoAvailability, RepoStatus
 from icechunk_async.storage import ABSENT, ObjectInfo, Version, open_storage
 from icechunk_async.storage.probe import probe_storage

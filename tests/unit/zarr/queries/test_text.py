@@ -35,7 +35,7 @@ from icechunk_async.sync import RepositoryConfig as BlockingConfig
 from icechunk_async.sync.xarray import open_where
 from icechunk_async.zarr.queries import aggregate as aggregating
 from icechunk_async.zarr.queries import planning
-from icechunk_async.zarr.queries.text import set_bounds, successor
+from icechunk_async.zarr.queries.measuring import set_bounds, successor
 from tests.helpers import examples, memory_url
 from tests.unit.zarr.queries.test_aggregate import NO_INLINE, lose_some
 from tests.unit.zarr.queries.test_where import whole_mask

@@ -14,8 +14,16 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.errors import FormatError, InvalidRefNameError
-from icechunk_async.format.alpha.keys import REFS, SUFFIX, branch_prefix, tag_key
-from icechunk_async.format.alpha.references import BranchState, RefData, decode_ref, encode_ref
+from icechunk_async.format.alpha.references import (
+    REFS,
+    SUFFIX,
+    BranchState,
+    RefData,
+    branch_prefix,
+    decode_ref,
+    encode_ref,
+    tag_key,
+)
 from icechunk_async.storage import CommonPrefix
 
 if TYPE_CHECKING:

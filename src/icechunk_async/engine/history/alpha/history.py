@@ -44,17 +44,20 @@ from icechunk_async.engine.history.refusals import (
 )
 from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.errors import ConflictError, FormatError
-from icechunk_async.format.alpha.keys import (
+from icechunk_async.format.alpha.references import (
     ATTRIBUTES,
     CHUNKS,
     CONFIGS,
     MANIFESTS,
     REFS,
     SNAPSHOTS,
+    BranchState,
+    RefData,
     branch_prefix,
+    decode_ref,
+    encode_ref,
     tag_key,
 )
-from icechunk_async.format.alpha.references import BranchState, RefData, decode_ref, encode_ref
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.layout import REPO_INFO
 from icechunk_async.format.repo_info import SnapshotInfo

@@ -8,7 +8,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.layout import EncodedSnapshot
 from icechunk_async.errors import UnsupportedBySpecError
-from icechunk_async.format.alpha import keys
+from icechunk_async.format.alpha import references as keys
 from icechunk_async.format.alpha.manifests import decode_manifest, encode_manifest
 from icechunk_async.format.alpha.parts import ID_BYTES, MAX_U32
 from icechunk_async.format.alpha.snapshots import (

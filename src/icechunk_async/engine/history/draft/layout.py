@@ -56,7 +56,7 @@ async def load_parquet() -> None:
 
 
 def _load() -> None:
-    from icechunk_async.format.draft.pieces import UNSIZED_TAIL  # noqa: PLC0415 -- pyarrow is slow to import
+    from icechunk_async.format.draft.manifests import UNSIZED_TAIL  # noqa: PLC0415 -- pyarrow is slow to import
     from icechunk_async.format.draft.structure import warm_up  # noqa: PLC0415 -- as above
 
     assert UNSIZED_TAIL
@@ -172,7 +172,7 @@ class _Snapshots:
 class _Pieces:
     @property
     def unsized_tail(self) -> int:
-        from icechunk_async.format.draft.pieces import UNSIZED_TAIL  # noqa: PLC0415 -- as above
+        from icechunk_async.format.draft.manifests import UNSIZED_TAIL  # noqa: PLC0415 -- as above
 
         return UNSIZED_TAIL
 
@@ -180,12 +180,12 @@ class _Pieces:
         return max(0, size_bytes - self.unsized_tail), size_bytes
 
     def longer_tail(self, size_bytes: int, tail: Bytes) -> Extent | None:
-        from icechunk_async.format.draft.pieces import longer_tail  # noqa: PLC0415 -- as above
+        from icechunk_async.format.draft.manifests import longer_tail  # noqa: PLC0415 -- as above
 
         return longer_tail(size_bytes, tail)
 
     def open(self, manifest_id: ManifestId, size_bytes: int, tail: Bytes) -> HeldManifest | None:
-        from icechunk_async.format.draft.pieces import open_pieces  # noqa: PLC0415 -- as above
+        from icechunk_async.format.draft.manifests import open_pieces  # noqa: PLC0415 -- as above
 
         return open_pieces(manifest_id, size_bytes, tail)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import closing
-from icechunk_async.engine.history.numbers import Numbered
+from icechunk_async.engine.history.numbers import Numbered, decode_number
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,
@@ -24,7 +24,6 @@ from icechunk_async.errors import (
     UnsafeStorageError,
 )
 from icechunk_async.format.layout import REPO_INFO, STATES
-from icechunk_async.format.numbers import decode_number
 from icechunk_async.storage import ABSENT, ObjectInfo, Version
 from icechunk_async.storage.policies.wrapping import PassingStorage
 

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import UpdateDetail
-    from icechunk_async.format.repo_info.snapshot_page import Page
+    from icechunk_async.format.repo_info.snapshot_columns import Page
     from icechunk_async.storage import Retrieved, Storage
 
 __all__ = [

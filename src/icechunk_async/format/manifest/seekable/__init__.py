@@ -6,6 +6,6 @@ instead of 87 MB and 2.4 s from object storage (docs/decisions/0014-seekable-man
 commit that changes a few references copies the rest compressed. Files stay standard: other readers
 see one zstd frame and skip the index behind it.
 
-`writing` makes such files of `pieces` and an `index`, `reading` searches them, `patching` changes a
-few references.
+`writing` makes such files of `pieces` and an `index`, from nothing or by changing a few references;
+`reading` searches them.
 """

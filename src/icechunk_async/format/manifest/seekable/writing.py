@@ -1,25 +1,62 @@
 """Writing seekable manifests: pieces that end where tables begin, and fences between references.
 
 The layout is that of docs/reference/seekable-manifests.md.
+
+`patch_manifest` changes a few references without decoding or encoding the others. The new ones are
+appended to the payload as a second manifest, and the old vector is made to refer to its tables;
+FlatBuffers allow tables anywhere ahead. So only few pieces change: those with the id and the
+entries of the vector, and the previously last one. All others are copied in compressed form. The
+room of the old references is lost until the manifest is written anew, so this is done only a few
+times in a row.
 """
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import zstandard
 
-from icechunk_async.format.envelope import HEADER_BYTES, FileType, file_header, pack
+from icechunk_async._runtime.dataclasses import dataclass
+from icechunk_async.errors import FormatError
+from icechunk_async.format.envelope import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    FileType,
+    decompress,
+    file_header,
+    pack,
+)
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.manifest.reading import MAX_RANK
 from icechunk_async.format.manifest.seekable.index import ArrayFences, SeekIndex
-from icechunk_async.format.manifest.seekable.pieces import compress_pieces
+from icechunk_async.format.manifest.seekable.pieces import (
+    compress_each,
+    compress_pieces,
+    decompress_piece,
+)
+from icechunk_async.format.manifest.seekable.reading import AbsentPiecesError, SeekableManifest
+from icechunk_async.format.manifest.writing import encode_manifest
 
-__all__ = ["MIN_SEEKABLE_BYTES", "pack_manifest", "pack_seekable"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from icechunk_async.format.ids import ManifestId
+    from icechunk_async.format.manifest.refs import ChunkRefs
+
+__all__ = [
+    "MAX_PATCHED_REFS",
+    "MIN_SEEKABLE_BYTES",
+    "PatchedManifest",
+    "pack_manifest",
+    "pack_seekable",
+    "patch_manifest",
+]
 
 MIN_SEEKABLE_BYTES: Final = 2 << 20
 """Manifests from this size, before compression, are written seekable."""
@@ -30,6 +67,14 @@ _ENTRIES: Final = _PIECE_BYTES // 4
 """Entries of a vector of references that make a piece."""
 _MIN_PIECE_BYTES: Final = 1 << 14
 _MAX_ARRAYS: Final = 64
+MAX_PATCHED_REFS: Final = 256
+_ENTRY_BYTES: Final = 4
+"""Of a vector that refers to tables."""
+_MAX_TAIL_BYTES: Final = 1 << 14
+_MAX_TAILS: Final = 16
+"""Changes of a manifest until it is written anew. Pieces as small as tails are nothing else."""
+_FRAME_HEADERS: Final = {9: b"\x28\xb5\x2f\xfd\xa0", 10: b"\x28\xb5\x2f\xfd\x80"}
+"""By length: of one segment, or with a window; either ends with a size of four bytes."""
 
 
 def pack_manifest(payload: memoryview, spec_version: int, *, level: int) -> bytes:
@@ -147,3 +192,189 @@ def _cut(size: int, marks: list[int]) -> list[int]:
         parts = max(1, round((stop - start) / _PIECE_BYTES))
         cuts += [start + (stop - start) * part // parts for part in range(parts)]
     return [*cuts, size]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedManifest:
+    """A manifest in which some references are others."""
+
+    data: bytes
+    """The new file."""
+    rows: list[int]
+    """The places of the changed references among all, in the order that they were given in."""
+    count: int
+    """The number of all references."""
+
+
+class _UnfitError(Exception):
+    """The manifest cannot be changed like this."""
+
+
+def patch_manifest(
+    data: bytes | memoryview,
+    ids: tuple[ManifestId, ManifestId],
+    node_id: NodeId,
+    refs: ChunkRefs,
+    spec_version: int,
+    *,
+    level: int,
+) -> PatchedManifest | None:
+    """Return a manifest in which some references of its only array are others.
+
+    Args:
+        data: the file of the old manifest.
+        ids: those of the old and of the new one.
+        node_id: the array.
+        refs: the new references, sorted, without deletions; at most `MAX_PATCHED_REFS`.
+        spec_version: 1 or 2.
+        level: zstd compression level.
+
+    Returns:
+        The new manifest; None where all has to be written anew: the file has no sound index, or
+        other arrays; a chunk is not there yet; too much was changed like this before.
+
+    Cost: time for decompressing the file, to make sure of the result.
+    """
+    try:
+        index = SeekIndex.decode(data, len(data))
+        old_id, new_id = ids
+        patch = _Patch(memoryview(data), index, old_id, node_id)
+        return patch.apply(new_id, refs, spec_version, level)
+    except (FormatError, _UnfitError):
+        return None
+
+
+class _Patch:
+    """One change of one file."""
+
+    def __init__(
+        self, data: memoryview, index: SeekIndex, old_id: ManifestId, node_id: NodeId
+    ) -> None:
+        self._data = data
+        self._index = index
+        self._node_id = node_id
+        self._manifest = SeekableManifest(old_id, index)
+        # Only frames as this library makes them: of their headers nothing but the size changes.
+        header = bytes(data[HEADER_BYTES : int(index.places[0])])
+        tails = int(np.count_nonzero(np.diff(index.cuts) < _MAX_TAIL_BYTES))
+        known = header[:5] == _FRAME_HEADERS.get(len(header))
+        if not known or list(index.arrays) != [node_id] or tails >= _MAX_TAILS:
+            raise _UnfitError
+
+    def apply(
+        self, new_id: ManifestId, refs: ChunkRefs, spec_version: int, level: int
+    ) -> PatchedManifest:
+        """Return the new manifest."""
+        if refs.has_cut_seconds:  # that is noted for a whole file
+            raise _UnfitError
+        index, size = self._index, int(self._index.cuts[-1])
+        entries = [self._entry(tuple(row)) for row in refs.coords.tolist()]
+        begin = size + -size % 8  # the alignment that tables were written for
+        tail = bytes(begin - size) + encode_manifest(new_id, {self._node_id: refs})
+        if len(tail) >= _MAX_TAIL_BYTES or size + len(tail) > MAX_PAYLOAD_BYTES:
+            raise _UnfitError
+        changes = [(self._manifest.id_place(), bytes(new_id))]
+        for entry, table in zip(entries, _tables(tail[begin - size :]), strict=True):
+            changes.append((entry, (begin + table - entry).to_bytes(4, "little")))
+        raws = self._changed(changes)
+        numbers = sorted(raws)
+        blocks = compress_each([*(raws[number] for number in numbers), tail], level)
+        if blocks is None:
+            raise _UnfitError
+        # They were compressed as a frame for themselves; its header makes way for the real one.
+        blocks[0] = blocks[0][zstandard.frame_header_size(blocks[0]) :]
+        parts = [self._blocks(piece) for piece in range(len(index))]
+        checksums = index.checksums.tolist()
+        for number, block in zip(numbers, blocks[:-1], strict=True):
+            parts[number], checksums[number] = memoryview(block), zlib.crc32(raws[number])
+        parts.append(memoryview(blocks[-1]))
+        checksums.append(zlib.crc32(tail))
+        cuts = [*index.cuts.tolist(), size + len(tail)]
+        self._check_alone([*numbers, len(index)], parts, cuts, checksums)
+        frame = b"".join([self._frame_header(cuts[-1]), *parts])
+        _check_whole(frame, cuts, checksums)
+        ends = np.cumsum([int(index.places[0]), *map(len, parts)])
+        new = SeekIndex(
+            ends, np.array(cuts), np.array(checksums, np.uint32), index.step, index.arrays
+        )
+        header = file_header(cuts[-1], FileType.MANIFEST, spec_version)
+        fences = index.arrays[self._node_id]
+        rows = [(entry - fences.first) // _ENTRY_BYTES for entry in entries]
+        return PatchedManifest(header + frame + new.encode(), rows, fences.count)
+
+    def _entry(self, coords: tuple[int, ...]) -> int:
+        """Return where the vector refers to a chunk that is there."""
+        entry = self._have(lambda: self._manifest.entry(self._node_id, coords))
+        if entry is None:
+            raise _UnfitError
+        return entry
+
+    def _have[T](self, ask: Callable[[], T]) -> T:
+        """Return the result of a search, decoding the pieces that it needs."""
+        for _ in range(len(self._index) + 1):
+            try:
+                return ask()
+            except AbsentPiecesError as absent:
+                for extent in self._manifest.extents(absent.pieces):
+                    self._manifest.fill(extent, self._data[slice(*extent)])
+        raise _UnfitError
+
+    def _changed(self, changes: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
+        """Return the pieces that change: the last one, and those of bytes to replace."""
+        last = len(self._index) - 1
+        # The last piece ended the frame, which the new tail does now, so it must be compressed
+        # again without that end.
+        raws = {0: bytearray(self._piece(0)), last: bytearray(self._piece(last))}
+        for position, new in changes:
+            pieces = self._index.covering(position, position + len(new))
+            if len(pieces) != 1:
+                raise _UnfitError
+            number = pieces.start
+            raw = raws.setdefault(number, bytearray(self._piece(number)))
+            at = position - int(self._index.cuts[number])
+            raw[at : at + len(new)] = new
+        return {number: bytes(raw) for number, raw in raws.items()}
+
+    def _piece(self, number: int) -> bytes:
+        return self._have(lambda: self._manifest.piece(number))
+
+    def _blocks(self, piece: int) -> memoryview:
+        start, stop = self._index.places[piece : piece + 2].tolist()
+        return self._data[start:stop]
+
+    def _frame_header(self, size: int) -> bytes:
+        old = self._data[HEADER_BYTES : int(self._index.places[0])]
+        return bytes(old[:-4]) + size.to_bytes(4, "little")
+
+    def _check_alone(
+        self,
+        numbers: Sequence[int],
+        parts: Sequence[memoryview],
+        cuts: Sequence[int],
+        checksums: Sequence[int],
+    ) -> None:
+        """Make sure that each new piece decodes by itself."""
+        decompressor = zstandard.ZstdDecompressor()
+        for number in numbers:
+            size, last = cuts[number + 1] - cuts[number], number == len(parts) - 1
+            decompress_piece(
+                parts[number], size, checksums[number], last=last, decompressor=decompressor
+            )
+
+
+def _check_whole(frame: bytes, cuts: Sequence[int], checksums: Sequence[int]) -> None:
+    """Make sure that the frame is what its pieces are, for readers that know of none."""
+    payload = memoryview(decompress(memoryview(frame), "manifest"))
+    if len(payload) != cuts[-1]:
+        raise _UnfitError
+    for number, checksum in enumerate(checksums):
+        if zlib.crc32(payload[cuts[number] : cuts[number + 1]]) != checksum:
+            raise _UnfitError
+
+
+def _tables(payload: bytes) -> list[int]:
+    """Return where the references are in a manifest of one array."""
+    arrays = Tables.root(Buffer(payload)).vector(1, 4, 4, required="arrays").tables()
+    tables = arrays.vector(1, 4, 4, required="refs").tables()
+    positions: list[int] = tables.positions.tolist()
+    return positions

@@ -11,9 +11,8 @@ import pytest
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
-from icechunk_async.format.manifest.seekable import patching as manifest_patch
-from icechunk_async.format.manifest.seekable.patching import patch_manifest
-from icechunk_async.format.manifest.seekable.writing import pack_seekable
+from icechunk_async.format.manifest.seekable import writing as manifest_patch
+from icechunk_async.format.manifest.seekable.writing import pack_seekable, patch_manifest
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.samples import chunk_id, manifest_id, node_id
 from tests.unit.format.seekable import MANIFEST, NODE, Reader, mixed, natives, seekable, virtuals
