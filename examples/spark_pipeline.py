@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.spark.grid.chunks import Region
+    from icechunk_async.spark.grid import Region
 
 type Block = npt.NDArray[Any]
 type Decades = dict[int, float]

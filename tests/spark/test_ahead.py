@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from icechunk_async.spark.write import ahead
-from icechunk_async.spark.write.ahead import AHEAD_BYTES, compute_blocks
+from icechunk_async.spark.write import compute
+from icechunk_async.spark.write.compute import AHEAD_BYTES, compute_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,7 +121,7 @@ def test_blocks_are_written_while_the_next_is_computed() -> None:
 
 def test_blocks_that_wait_to_be_written_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the first block, which says how large blocks are, is not written."""
-    monkeypatch.setattr(ahead, "AHEAD_BYTES", 1000)
+    monkeypatch.setattr(compute, "AHEAD_BYTES", 1000)
     store = Store(1)
     computed: list[int] = []
 

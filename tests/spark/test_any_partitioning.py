@@ -19,7 +19,7 @@ from icechunk_async.errors import (
     OutsideGridError,
     RebaseFailedError,
 )
-from icechunk_async.spark.grid.chunks import Block
+from icechunk_async.spark.grid import Block
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.write import parts as parts_module
 from icechunk_async.spark.write.commit import commit_rows

@@ -18,13 +18,12 @@ from icechunk_async.errors import (
     MissingCoordinatesError,
     OutsideGridError,
 )
-from icechunk_async.spark.grid.axes import Axis, PlaceFinder
+from icechunk_async.spark.grid import Axis, PlaceFinder
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.shared import open_array
 from icechunk_async.spark.write.commit import commit_rows
-from icechunk_async.spark.write.leftovers import places_beyond
+from icechunk_async.spark.write.growth import places_beyond, set_length
 from icechunk_async.spark.write.plan import WritePlan
-from icechunk_async.spark.write.target import set_length
 from icechunk_async.spark.write.task import write_batches
 from icechunk_async.sync import Repository, in_memory_storage
 

@@ -17,8 +17,8 @@ from icechunk_async.errors import (
     OutsideGridError,
     UnsortedCoordinatesError,
 )
-from icechunk_async.spark.grid.axes import Axis, Steps, check_unambiguous
-from icechunk_async.spark.write.target import axis_to_append
+from icechunk_async.spark.grid import Axis, Steps, check_unambiguous
+from icechunk_async.spark.write.growth import axis_to_append
 
 
 def places(values: Any, given: Any, **more: Any) -> list[int]:

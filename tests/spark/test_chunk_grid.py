@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.grid.chunks import ChunkGrid, Region, check_disjoint, share
+from icechunk_async.spark.grid import ChunkGrid, Region, check_disjoint, share
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=3), st.booleans())

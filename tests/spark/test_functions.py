@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import register_functions
 from icechunk_async.spark.options import ReadOptions
-from icechunk_async.spark.read.functions import _plan_read
+from icechunk_async.spark.read.sql import _plan_read
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk

@@ -17,10 +17,9 @@ from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.spark import NewArray, map_chunks, write_region
 from icechunk_async.spark.jobs import garbage
 from icechunk_async.spark.options import ReadOptions
-from icechunk_async.spark.read.bounds import MOST_PARTITIONS, few
 from icechunk_async.spark.read.reader import IcechunkReader, Reading
 from icechunk_async.spark.shared import workspace_of
-from icechunk_async.spark.tasks import check_result_size, in_rounds
+from icechunk_async.spark.tasks import MOST_PARTITIONS, check_result_size, few, in_rounds
 from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite
 from icechunk_async.sync import Repository, RepositoryConfig
 from tests.spark.here import session_here

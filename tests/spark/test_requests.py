@@ -16,8 +16,8 @@ pytest.importorskip("aiohttp", reason="the driver of the HTTP backend is not ins
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import CooperativeWrite, Input, NewArray, map_chunks
 from icechunk_async.spark.options import ReadOptions, WriteOptions
-from icechunk_async.spark.read.functions import _plan_read
 from icechunk_async.spark.read.reader import IcechunkReader, Part, Reading
+from icechunk_async.spark.read.sql import _plan_read
 from icechunk_async.spark.requests import (
     JOB_REQUESTS,
     JOB_SETTING,

@@ -32,8 +32,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.spark import published_version, repartition_by_chunk
 from icechunk_async.spark.stream import sink
-from icechunk_async.spark.stream.mark import BatchMark
-from icechunk_async.spark.stream.sink import BatchWritten, StreamWriter, stream_writer
+from icechunk_async.spark.stream.sink import BatchMark, BatchWritten, StreamWriter, stream_writer
 from icechunk_async.spark.write.rows import batch_writer
 from icechunk_async.sync import Repository
 from tests.spark.dying_sink import DyingSource

@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from icechunk_async.spark.jobs.garbage import garbage_collect
     from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
     from icechunk_async.spark.jobs.verify import check_references, verify
-    from icechunk_async.spark.read.functions import register_functions
     from icechunk_async.spark.read.reader import PlannedRead
-    from icechunk_async.spark.read.views import register_views
+    from icechunk_async.spark.read.sql import register_functions, register_views
     from icechunk_async.spark.source import IcechunkSource, register, watch_reads
     from icechunk_async.spark.tasks import JobReport
     from icechunk_async.spark.write.by_chunk import repartition_by_chunk
     from icechunk_async.spark.write.compute import Input, NewArray, map_chunks, write_region
-    from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, run_tasks
-    from icechunk_async.spark.write.publish import (
+    from icechunk_async.spark.write.cooperative import (
+        Answer,
+        CooperativeWrite,
         Published,
         Transaction,
         publish,
         published_version,
+        run_tasks,
     )
     from icechunk_async.spark.write.rows import write_rows
 
@@ -80,15 +81,21 @@ _NAMES: Final = {
     "jobs.garbage": ("garbage_collect",),
     "jobs.manifests": ("rewrite_manifests", "storage_statistics"),
     "jobs.verify": ("check_references", "verify"),
-    "read.functions": ("register_functions",),
+    "read.sql": ("register_functions", "register_views"),
     "read.reader": ("PlannedRead",),
-    "read.views": ("register_views",),
     "source": ("IcechunkSource", "register", "watch_reads"),
     "tasks": ("JobReport",),
     "write.by_chunk": ("repartition_by_chunk",),
     "write.compute": ("Input", "NewArray", "map_chunks", "write_region"),
-    "write.cooperative": ("Answer", "CooperativeWrite", "run_tasks"),
-    "write.publish": ("Published", "Transaction", "publish", "published_version"),
+    "write.cooperative": (
+        "Answer",
+        "CooperativeWrite",
+        "Published",
+        "Transaction",
+        "publish",
+        "published_version",
+        "run_tasks",
+    ),
     "write.rows": ("write_rows",),
 }
 _MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}

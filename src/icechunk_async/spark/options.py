@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pyarrow as pa
 
 from icechunk_async._runtime.dataclasses import dataclass
+from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.spark.requests import JOB_REQUESTS, JOB_SETTING
 from icechunk_async.spark.shared import SharedRepository
-from icechunk_async.spark.write.publish import Transaction
 from icechunk_async.storage.registry import normalize_url
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
@@ -137,6 +137,7 @@ def _count(name: str, text: str) -> int:
 def _time(name: str, text: str) -> datetime:
     """Parse ISO 8601, in UTC unless it names a zone, or milliseconds since the epoch."""
     try:
+        # Eight digits are a date of ISO 8601, such as 20260131; milliseconds since 1970 have more.
         if text.lstrip("-").isdigit() and len(text) > len("20260131"):
             return _EPOCH + timedelta(milliseconds=int(text))
         moment = datetime.fromisoformat(text)
@@ -459,6 +460,7 @@ def parse_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
         InvalidInputError: an option is unknown or does not go with this use, a value is not
             valid, or no repository is named.
     """
+    # Spark lowers names on their way to a source; this library's own functions pass them as given.
     given = {name.lower(): text for name, text in options.items()}
     if "provider" in given or any(it.startswith("option.") for it in given):
         raise InvalidInputError(
@@ -734,6 +736,7 @@ class ReadOptions:
     @property
     def repository(self) -> SharedRepository:
         """The repository to read, with this task's share of the budget."""
+        # Made at each use: the request travels to tasks, and only a task knows its share.
         config = None if self.budget is None else self.budget.of_task()
         return SharedRepository.at(
             Storage.from_url(self.url, **self.storage), config, self.virtual or None

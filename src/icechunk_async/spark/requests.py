@@ -86,6 +86,8 @@ class Budget:
         share = self.requests // max(1, self.tasks)
         together = 1
         if context is not None:
+            # A task has no session. Spark copies settings whose names begin with `spark` into its
+            # local properties.
             known = {name: context.getLocalProperty(name) or "" for name in _PROPERTIES}
             cpus, machine = context.cpus(), os.cpu_count() or 1
             tasks = self.tasks or tasks_at_a_time(known, cpus, machine)
@@ -137,6 +139,7 @@ def cores_of_executor(properties: Mapping[str, str], machine_cores: int) -> int:
     """Return the cores of an executor: those of this machine if it does not say."""
     local = _LOCAL.match(properties.get(_MASTER, ""))
     if local is not None:
+        # With `local[4]` four tasks run at a time, however many cores the machine has.
         return machine_cores if local[1] == "*" else int(local[1] or "1")
     return next((it for it in map(_number(properties), _CORES) if it), machine_cores)
 

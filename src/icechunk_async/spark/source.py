@@ -138,6 +138,7 @@ def register(spark: SparkSession) -> None:
         spark: the session, also one of Spark Connect.
     """
     spark.dataSource.register(IcechunkSource)
+    # Setting it replaces Spark's own default, so that is kept beside ours.
     hidden = spark.conf.get(_REDACTION, _DEFAULT_REDACTION) or ""
     if _HIDDEN not in hidden:
         spark.conf.set(_REDACTION, f"{hidden}|{_HIDDEN}" if hidden else _HIDDEN)
@@ -186,6 +187,8 @@ def watch_reads(spark: SparkSession) -> Accumulator[list[PlannedRead]]:
     register(spark)
     gathered: Accumulator[list[PlannedRead]] = spark.sparkContext.accumulator([], _Latest())
 
+    # A class that is made here travels by value, with the accumulator: cloudpickle would send the
+    # name of one that a module has.
     class WatchedSource(IcechunkSource):
         planned = gathered
 

@@ -13,6 +13,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
 
@@ -26,7 +27,15 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.requests import seen_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -35,12 +44,14 @@ if TYPE_CHECKING:
     from icechunk_async.spark.shared import SharedRepository
 
 __all__ = [
+    "MOST_PARTITIONS",
     "JobReport",
     "check_result_size",
     "columns_of",
     "default_looks",
     "default_tasks",
     "default_tasks_of",
+    "few",
     "in_rounds",
     "places_by_number",
     "reported",
@@ -49,7 +60,11 @@ __all__ = [
     "total_cores",
 ]
 
+
+MOST_PARTITIONS: Final = 1_000_000
+"""The most partitions of a query: the driver keeps some 500 bytes of each, and Spark a task."""
 _POLL_SECONDS: Final = 0.2
+# More than one, so that no core is idle for long while another ends its last task.
 _TASKS_PER_CORE: Final = 4
 _TASK_BYTES: Final = 64 << 20
 _MOST_LOOKS: Final = 1_000
@@ -150,6 +165,27 @@ def check_result_size(spark: SparkSession, chunks: int) -> None:
         )
 
 
+def few[T](parts: Iterable[T], least: int = 0) -> list[T]:
+    """Return the parts of a plan as a list.
+
+    Args:
+        parts: made while they are counted.
+        least: how many there are at least, where that is known beforehand.
+
+    Raises:
+        InvalidInputError: there are more than a million.
+    """
+    found = [] if least > MOST_PARTITIONS else list(islice(parts, MOST_PARTITIONS + 1))
+    if max(least, len(found)) <= MOST_PARTITIONS:
+        return found
+    raise InvalidInputError(
+        f"The table would be read in {max(least, len(found))} partitions or more, and a query has "
+        f"{MOST_PARTITIONS} at most: Spark's driver keeps each of them. Set the option "
+        "'partition-bytes' to a larger number, so that a task reads more chunks, or read less with "
+        "'where' and 'arrays'."
+    )
+
+
 def in_rounds[T](
     spark: SparkSession, files: Sequence[tuple[T, int]]
 ) -> Iterator[list[tuple[T, int]]]:
@@ -225,6 +261,7 @@ def run_job[P](
         PySparkException: a task failed too often.
     """
     budget, schema = shared.budget().in_session(spark, len(parts)), _arrow(columns)
+    # Spark divides nothing into no partitions: it wants one at least.
     if not parts:
         return pa.Table.from_batches([], schema)
 

@@ -37,7 +37,7 @@ from icechunk_async.spark.ingest.write import (
 )
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import default_looks, run_job, total_cores
-from icechunk_async.spark.write.publish import Published, publish
+from icechunk_async.spark.write.cooperative import Published, publish
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:

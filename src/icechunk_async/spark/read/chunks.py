@@ -14,8 +14,8 @@ from icechunk_async.arrow.boxes import cut, grouped
 from icechunk_async.arrow.table import path_of, values_of
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
-from icechunk_async.spark.read.bounds import few
 from icechunk_async.spark.read.opened import arrays_of, open_group
+from icechunk_async.spark.tasks import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -143,6 +143,7 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
         # A task that reads no bytes can list very many chunks.
         most = max(1, options.partition_bytes // chunk_bytes(array)) if loads else 1 << 20
         box = tuple((0, count) for count in grid)
+        # Cut where manifests begin, so that few tasks load the same manifest.
         breaks = _breaks(options, [name]) if grid else ()
         cuts = cut(box, (1,) * len(grid), most, breaks)
         least += -(-prod(grid) // most)

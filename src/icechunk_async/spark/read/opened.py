@@ -30,6 +30,8 @@ class _Group:
     snapshot_id: str | None
     group: str
     decode: bool
+    # Not a part of the key: queries of one snapshot that differ in conditions or columns share the
+    # open group.
     options: ReadOptions = field(compare=False)
 
     @classmethod

@@ -43,10 +43,12 @@ def of_filter(given: Filter) -> Predicate | None:
     """Translate a filter of Spark; return None for kinds that cannot prune coordinates."""
     from pyspark.sql import datasource  # noqa: PLC0415 -- at hand where a filter is
 
+    # Spark pushes terms that are joined by AND, each of one column and literals: never an OR.
     negated = isinstance(given, datasource.Not)
     if isinstance(given, datasource.Not):
         given = given.child
     path: tuple[str, ...] = getattr(given, "attribute", ())
+    # A path of several names is a field within a struct, which no array becomes.
     if len(path) != 1:
         return None
     column = path[0]

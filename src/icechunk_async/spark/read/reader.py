@@ -26,10 +26,10 @@ from icechunk_async.arrow.table import (
 )
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.read import chunks as chunk_rows
-from icechunk_async.spark.read.bounds import few
 from icechunk_async.spark.read.opened import open_group
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter, possible
 from icechunk_async.spark.read.schemas import arrow_schema, as_asked
+from icechunk_async.spark.tasks import few
 from icechunk_async.tables import schema_of, table_batches
 from icechunk_async.zarr.queries.predicates import (
     about,

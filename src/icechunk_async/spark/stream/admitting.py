@@ -47,9 +47,12 @@ class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):
             StreamPositionLostError: `start` is not in the history of the branch any more.
         """
         self.check_columns(start)
+        # The first batch of a query that begins at the tip is empty; see `initialOffset`.
         began, self.began = self.began, None
         if start == began:
             return start
+        # Only up to the tip at the start with `availableNow`, or a busy branch would keep it
+        # running.
         last = self.last or self.tip()
         if place_of(last) == place_of(start):
             return start

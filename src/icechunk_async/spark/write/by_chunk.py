@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pyspark.sql import Column, DataFrame
 
-    from icechunk_async.spark.grid.axes import Axis, Steps
-    from icechunk_async.spark.grid.chunks import ChunkGrid
+    from icechunk_async.spark.grid import Axis, ChunkGrid, Steps
 
 __all__ = ["arrange", "repartition_by_chunk"]
 
@@ -89,6 +88,8 @@ def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) 
         if len(edges) > 2:
             frame, number = _along(frame, axis, edges, f"{_OWN}{at}")
             numbers.append((number, len(edges) - 1))
+    # In expressions of the JVM: a function of Python would send each row there and back, which
+    # costs three times a scan.
     chunk: Column = sf.lit(0).cast("long")
     for at, (number, _) in enumerate(numbers):
         chunk = chunk + number * prod(size for _, size in numbers[at + 1 :])
@@ -130,7 +131,10 @@ def _along(
     table = pa.Table.from_pydict({f"{name}_key": known, name: pa.array(chunks[kept])})
     places = frame.sparkSession.createDataFrame(table)
     frame = frame.withColumn(f"{name}_key", key)
+    # The coordinates of one dimension are few beside the rows. Without the hint Spark may shuffle
+    # all rows once for each dimension.
     frame = frame.join(sf.broadcast(places), on=f"{name}_key", how="left")
+    # Rows outside of the arrays are refused by their task, by name; here they need some partition.
     return frame, sf.coalesce(sf.col(name), sf.lit(0))
 
 

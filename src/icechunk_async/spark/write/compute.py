@@ -1,37 +1,64 @@
-"""Arrays computed chunk by chunk in tasks, with one commit at the end."""
+"""Arrays computed chunk by chunk in tasks, with one commit at the end.
+
+A task that reads a block, computes and writes it, one after the other, waits twice for the storage
+for each block. So a few threads read the next blocks and write the last ones meanwhile. The
+computation itself stays on the thread of the caller, one block at a time and in order.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import zarr
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.grid.chunks import ChunkGrid, check_disjoint, share
+from icechunk_async.spark.grid import ChunkGrid, check_disjoint, share
 from icechunk_async.spark.shared import budget_of, in_task, open_array
 from icechunk_async.spark.tasks import check_result_size, default_tasks_of
-from icechunk_async.spark.write.ahead import compute_blocks
-from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
-from icechunk_async.spark.write.publish import Published, is_published
+from icechunk_async.spark.write.cooperative import (
+    CooperativeWrite,
+    Published,
+    is_published,
+    run_tasks,
+)
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     import numpy.typing as npt
     from pyspark.sql import SparkSession
 
-    from icechunk_async.spark.grid.chunks import Region
-    from icechunk_async.spark.write.publish import Transaction
+    from icechunk_async.spark.grid import Region
+    from icechunk_async.spark.write.cooperative import Transaction
     from icechunk_async.sync import ForkSession, Session
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["Input", "NewArray", "map_chunks", "match_axes", "place_block", "write_region"]
+    type Block = npt.NDArray[Any]
+
+__all__ = [
+    "AHEAD_BYTES",
+    "Input",
+    "NewArray",
+    "compute_blocks",
+    "map_chunks",
+    "match_axes",
+    "place_block",
+    "write_region",
+]
+
+AHEAD_BYTES: Final = 64 << 20
+"""Decoded bytes of a task that are read ahead or wait to be written."""
+_MOST_BLOCKS: Final = 4
+_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +243,7 @@ def write_region[T](
     if is_published(repo, branch, transaction):  # first: an array that it created exists
         return Published(repo.lookup_branch(branch), committed=False)
     write, grid, path = _begin(repo, output, branch)
+    # Before any task runs: the commit would find two tasks with one chunk after all the work.
     check_result_size(spark, check_disjoint(grid, [region for region, _ in parts]))
 
     def work(fork: ForkSession, task: int) -> None:
@@ -268,6 +296,7 @@ def match_axes(
     Raises:
         InvalidInputError: there are no names and the number of axes differs, or lengths differ.
     """
+    # A name that occurs twice, as in a matrix of x by x, says nothing about either axis.
     if all(names) and all(output_names) and len(set(names)) == len(names):
         axes = tuple(output_names.index(it) if it in output_names else None for it in names)
     elif len(shape) == len(output_shape):
@@ -348,6 +377,7 @@ def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any]
             f"The block for {_shown(region)} of {target.path!r} is of {values.dtype}, which the "
             f"array's {target.dtype} cannot hold. Convert it, for example with astype."
         )
+    # What overflows is refused below, by the value and its region; NumPy's warning names neither.
     with np.errstate(over="ignore"):
         try:
             stored = values.astype(target.dtype, copy=False)
@@ -388,3 +418,95 @@ def _overflowed(values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> npt.NDArr
     if kind in "mM" and np.can_cast(values.dtype, stored.dtype, "safe"):  # to a finer unit
         return np.asarray((stored.astype(values.dtype) != values) & ~np.isnat(values), np.bool_)
     return np.zeros(stored.shape, np.bool_)
+
+
+def compute_blocks[T](
+    places: Sequence[T],
+    reads: Callable[[T], Sequence[Callable[[], Block]]],
+    fn: Callable[..., Block | None],
+    write: Callable[[T, Block], object],
+) -> None:
+    """Read, compute and write blocks.
+
+    Args:
+        places: of the blocks, in the order of computing.
+        reads: returns a function for each input of a place, which reads it; called on threads.
+        fn: called with the inputs of a place, on this thread; returns the block to write, whose
+            memory it may use again, or None to write nothing.
+        write: called on a thread with a place and its block.
+
+    Raises:
+        Exception: the first error of any of them. Blocks before it may have been written.
+
+    Memory: the block that is computed, or the last one while the next is awaited, and up to
+    `AHEAD_BYTES` of others. Where two blocks with their inputs are more than that, nothing
+    overlaps.
+    """
+    if not places:
+        return
+    # The first block is not overlapped: only its size tells how many fit into `AHEAD_BYTES`.
+    inputs = [read() for read in reads(places[0])]
+    found = fn(*inputs)
+    size = sum(it.nbytes for it in inputs) + (0 if found is None else np.asarray(found).nbytes)
+    if found is not None:
+        write(places[0], found)
+    room = min(_MOST_BLOCKS, len(places) - 1, AHEAD_BYTES // max(1, size))
+    del inputs, found
+    if room < 1:
+        for place in places[1:]:
+            found = fn(*(read() for read in reads(place)))
+            if found is not None:
+                write(place, found)
+        return
+    pool = ThreadPoolExecutor(_THREADS, "icechunk-blocks")
+    try:
+        _overlapped(pool, places[1:], reads, fn, write, room=room)
+    finally:
+        # After an error nobody waits for reads that have not started; the others end first.
+        pool.shutdown(cancel_futures=True)
+
+
+def _overlapped[T](
+    pool: ThreadPoolExecutor,
+    places: Sequence[T],
+    reads: Callable[[T], Sequence[Callable[[], Block]]],
+    fn: Callable[..., Block | None],
+    write: Callable[[T, Block], object],
+    *,
+    room: int,
+) -> None:
+    written: deque[tuple[Future[object], int]] = deque()
+    for place, inputs in _ahead(pool, places, reads, room):
+        found = fn(*inputs)
+        if found is None:
+            continue
+        size = np.asarray(found).nbytes
+        # Blocks may be larger than the first, which may have been none.
+        while written and (len(written) >= room or _bytes(written) + size > AHEAD_BYTES):
+            written.popleft()[0].result()
+        # A copy: the function may return the same memory for the next block.
+        written.append((pool.submit(write, place, np.array(found)), size))
+    for future, _ in written:
+        future.result()
+
+
+def _bytes(written: Iterable[tuple[object, int]]) -> int:
+    return sum(size for _, size in written)
+
+
+def _ahead[T](
+    pool: ThreadPoolExecutor,
+    places: Sequence[T],
+    reads: Callable[[T], Sequence[Callable[[], Block]]],
+    room: int,
+) -> Iterator[tuple[T, list[Block]]]:
+    """Return the inputs of each place in order, while those of the next `room` places are read."""
+    begun: deque[tuple[T, list[Future[Block]]]] = deque()
+    rest = iter(places)
+    while True:
+        while len(begun) <= room and (place := next(rest, None)) is not None:
+            begun.append((place, [pool.submit(read) for read in reads(place)]))
+        if not begun:
+            return
+        place, futures = begun.popleft()
+        yield place, [it.result() for it in futures]

@@ -1,7 +1,8 @@
 """One commit of many tasks: each task writes whole chunks in a fork, and returns its changes.
 
 The description of the write and the changes are plain data. Any process that holds both can
-commit, so the process that began need not survive. Nothing is visible before the commit.
+commit, so the process that began need not survive. Nothing is visible before the commit, which
+lands once if a transaction names it, and only on unchanged inputs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import IncompleteWriteError, InvalidInputError
+from icechunk_async.engine.commit.once import Transaction
+from icechunk_async.errors import IncompleteWriteError, InvalidInputError, NothingToCommitError
 from icechunk_async.spark.shared import (
     SharedRepository,
     adopt_changes,
@@ -23,7 +25,6 @@ from icechunk_async.spark.shared import (
     new_point,
     root_with,
 )
-from icechunk_async.spark.write.publish import Published, is_published, publish
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
@@ -32,12 +33,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icechunk_async.spark.requests import Budget
-    from icechunk_async.spark.write.publish import Transaction
-    from icechunk_async.sync import ForkSession
+    from icechunk_async.sync import ForkSession, Session
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["Answer", "CooperativeWrite", "check_answers", "run_tasks"]
+__all__ = [
+    "Answer",
+    "CooperativeWrite",
+    "Published",
+    "Transaction",
+    "check_answers",
+    "is_published",
+    "publish",
+    "published_version",
+    "run_tasks",
+]
+
 
 _ANSWERS: Final = "task long, changes binary"
 
@@ -64,6 +75,8 @@ def check_answers(answers: Sequence[Answer], tasks: int) -> None:
     times = Counter(answer.task for answer in answers)
     missing = [task for task in range(tasks) if task not in times]
     repeated = sorted(task for task, count in times.items() if count > 1 or task >= tasks)
+    # A task that is missing would leave a hole that reads as the fill value, and two answers of one
+    # task name different objects for one chunk.
     if missing or repeated:
         raise IncompleteWriteError(
             f"Of {tasks} tasks {len(missing)} did not answer (the first: {missing[:5]}) and "
@@ -252,3 +265,84 @@ def run_tasks(
     # A data frame, not an RDD: Spark Connect has no RDDs.
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(each, _ANSWERS).collect()
     return [Answer(int(row["task"]), bytes(row["changes"])) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The result of a write.
+
+    Attributes:
+        snapshot_id: a snapshot of the branch that holds the write.
+        committed: whether this call is known to have made that snapshot.
+    """
+
+    snapshot_id: str
+    committed: bool
+
+
+def published_version(repository: Repository, branch: str, app_id: str) -> int | None:
+    """Return the newest version that an application wrote to a branch; None if it records none.
+
+    Cost: one request with format version 2; one for each commit back to the nearest one of this
+    library with version 1.
+    """
+    found = repository.recorded_transactions(branch).get(app_id)
+    return None if found is None else found.version
+
+
+def is_published(repository: Repository, branch: str, transaction: Transaction | None) -> bool:
+    """Return whether a branch holds a transaction, or a later one of its application."""
+    if transaction is None:
+        return False
+    newest = published_version(repository, branch, transaction.app_id)
+    return newest is not None and newest >= transaction.version
+
+
+def publish(
+    repository: Repository,
+    session: Session,
+    message: str,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    transaction: Transaction | None = None,
+    rebase_with: ConflictSolver | None = None,
+    rebase_tries: int = 1000,
+    unchanged: Collection[str] = (),
+) -> Published:
+    """Commit a session.
+
+    Args:
+        repository: the repository of the session.
+        session: a writable session.
+        message: message of the commit.
+        metadata: properties of the snapshot.
+        transaction: names the write. If the branch holds it, or a later one of its application,
+            nothing is committed.
+        rebase_with: after a lost race, replay the changes on top of the winner's commit, and let
+            this solver decide conflicts. Without it a lost race is an error.
+        rebase_tries: how often to rebase at most.
+        unchanged: paths of arrays that the changes were computed from: a commit that touched one
+            of them since the session began is a conflict that no solver decides.
+
+    Raises:
+        ConflictError: another writer was first. Nothing was published.
+        RebaseFailedError: the solver did not settle a conflict. Nothing was published.
+
+    An interrupt may come after the commit was published: with a transaction, call again to find
+    out.
+    """
+    branch = session.branch
+    assert branch is not None  # it is writable
+    try:
+        snapshot_id = session.commit(
+            message,
+            dict(metadata or {}),
+            rebase_with=rebase_with,
+            rebase_tries=rebase_tries,
+            once=transaction,
+            unchanged=unchanged,
+        )
+    # No task changed anything, so the tip holds what was asked for.
+    except NothingToCommitError:
+        return Published(repository.lookup_branch(branch), committed=False)
+    return Published(snapshot_id, committed=not session.already_committed)

@@ -1,4 +1,4 @@
-"""Rows of chunks that a task has only in part: handed to the commit, which joins them with others'.
+"""The rows of a chunk: put into arrays, or handed to the commit, which joins them with others'.
 
 Any task may have rows of any chunk. A task stores the chunks that it has whole. Of others it hands
 over which cells its rows fill, and their values too unless it has stored the chunk as well. Few
@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 import zstandard
 
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import decompress
@@ -22,17 +23,54 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
+    import zarr
 
     from icechunk_async.format.manifest.refs import NativeChunk
-    from icechunk_async.spark.grid.chunks import Block
+    from icechunk_async.spark.grid import Block, ChunkGrid
 
     type Ints = npt.NDArray[np.int64]
 
-__all__ = ["PartWriter", "Parts", "block_rows"]
+__all__ = ["PartWriter", "Parts", "block_rows", "put_block"]
 
 _INLINE_BYTES: Final = 1 << 18
 """Rows of a task that travel with its answer: Spark bounds the answers of all tasks together."""
 _OBJECT_BYTES: Final = 32 << 20
+
+
+async def put_block(
+    arrays: Mapping[str, zarr.Array[Any]],
+    grid: ChunkGrid,
+    block: Block,
+    old: tuple[int, int] | None,
+) -> None:
+    """Write a chunk of every array once; cells without a row keep their values.
+
+    Args:
+        arrays: the arrays by name.
+        grid: their common chunk grid.
+        block: the rows of the chunk.
+        old: the axis that is appended to, and its length before. Cells beyond that length had no
+            value, although the chunk may hold some from when the array was longer.
+    """
+    region = grid.region(block.chunk)
+    shape = tuple(at.stop - at.start for at in region)
+
+    async def put(name: str) -> None:
+        array = arrays[name].async_array
+        values: npt.NDArray[Any]
+        # A chunk whose cells all have rows need not be read.
+        if block.whole:
+            values = np.empty(shape, array.dtype)
+        else:
+            values = np.array(await array.getitem(region))
+        if old is not None and not block.whole:
+            axis, length = old
+            new = slice(max(0, length - region[axis].start), None)
+            values[(*[slice(None)] * axis, new)] = array.metadata.fill_value
+        values.reshape(-1)[block.cells] = block.values[name]
+        await array.setitem(region, values)
+
+    await bounded_map(put, list(arrays), limit=len(arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +162,8 @@ def block_rows(
         FormatError: it is not what a task of this write handed over.
     """
     try:
+        # Objects come from storage, where they may be damaged: bounded and checked like any
+        # metadata.
         document = msgpack.unpackb(bytes(decompress(memoryview(data), "block of rows")))
         cells = np.frombuffer(document["cells"], "<i8").astype(np.int64)
         given: dict[str, Any] = document["values"]

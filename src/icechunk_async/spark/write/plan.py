@@ -9,8 +9,7 @@ from pyspark.sql.types import StructType, YearMonthIntervalType
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import AlreadyExistsError, InvalidInputError
 from icechunk_async.spark.shared import has_chunks
-from icechunk_async.spark.write.cooperative import CooperativeWrite
-from icechunk_async.spark.write.publish import is_published
+from icechunk_async.spark.write.cooperative import CooperativeWrite, is_published
 from icechunk_async.spark.write.target import WriteTarget
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from icechunk_async.spark.options import WriteOptions
-    from icechunk_async.spark.write.publish import Transaction
+    from icechunk_async.spark.write.cooperative import Transaction
     from icechunk_async.sync import ForkSession, Repository
     from icechunk_async.sync.store import IcechunkStore
 
@@ -85,6 +84,8 @@ class WritePlan:
         """
         options.check_mode(overwrite=overwrite)
         repository = repository or options.open()
+        # Before the arrays are looked at: an append that landed made its coordinates exist, which
+        # looking would refuse.
         if is_published(repository, options.branch, transaction):
             return cls(CooperativeWrite.begin(repository, options.branch), options, None)
         looked: list[WriteTarget] = []

@@ -11,15 +11,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.grid.axes import Steps
+from icechunk_async.spark.grid import Steps
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.by_chunk import arrange
 from icechunk_async.spark.write.commit import commit_rows
-from icechunk_async.spark.write.cooperative import check_answers
+from icechunk_async.spark.write.cooperative import Published, check_answers, is_published
+from icechunk_async.spark.write.growth import is_sorted
 from icechunk_async.spark.write.plan import WritePlan, check_types
-from icechunk_async.spark.write.publish import Published, is_published
-from icechunk_async.spark.write.target import coordinates_of, is_sorted, open_dataset
+from icechunk_async.spark.write.target import coordinates_of, open_dataset
 from icechunk_async.spark.write.task import numbered, this_task, write_batches
 from icechunk_async.spark.write.values import coordinate_column
 from icechunk_async.sync import Repository
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from icechunk_async.spark.write.publish import Transaction
+    from icechunk_async.spark.write.cooperative import Transaction
     from icechunk_async.spark.write.task import RowsWritten
     from icechunk_async.sync.conflicts import ConflictSolver
 
@@ -174,6 +174,7 @@ def write_rows(
     grid = plan.target.grid(plan.write.fork().store)
     count = tasks or default_tasks(spark, grid.chunks)
     arranged = arrange(frame, plan.target, grid, count)
+    # Not `df.write`, through which Spark hands no snapshot back.
     written = _run(arranged, replace(plan, write=plan.write.for_job(spark, count)))
     # Spark runs no task at all if it knows that there are no rows.
     check_answers([it.answer for it in written], count if written else 0)
@@ -202,9 +203,11 @@ def _with_values(
     there = coordinates_of(dataset, dim)
     if Steps.after(there, 1) is not None:
         return options
+    # Another job over all rows. Where coordinates have equal steps, each task counts on by itself.
     column = frame.select(dim).distinct().toArrow().column(dim).combine_chunks()
     new = np.unique(coordinate_column(column, dim))
     new = new[~np.isin(new, there)]
+    # Latitudes often descend: what is appended continues the order that is there.
     if len(there) > 1 and is_sorted(there) and there[0] > there[-1]:
         new = new[::-1]
     return replace(options, append_values=tuple(new))

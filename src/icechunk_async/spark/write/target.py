@@ -1,35 +1,24 @@
-"""The arrays to which rows are written: dimensions, encodings, and growth along one dimension.
-
-A task learns from its rows how long the appended dimension has to be, but not from the rows of
-others. So tasks write to arrays that are long enough for any, and the commit shortens these.
-"""
+"""The arrays to which rows are written: their dimensions, encodings and common chunk grid."""
 
 from __future__ import annotations
 
-import json
 import struct
 import warnings
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-import pyarrow as pa
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
-    AlreadyExistsError,
     DuplicateRowsError,
     InvalidInputError,
     MissingCoordinatesError,
     NodeNotFoundError,
-    UnsortedCoordinatesError,
 )
-from icechunk_async.spark.grid.axes import Appended, Axis, Steps, check_unambiguous
-from icechunk_async.spark.grid.chunks import ChunkGrid
+from icechunk_async.spark.grid import Axis, ChunkGrid, check_unambiguous
 from icechunk_async.spark.shared import open_array, workspace_of
-from icechunk_async.spark.write.leftovers import clear_leftovers
-from icechunk_async.spark.write.values import Encoding, check_read_back, encode_column
+from icechunk_async.spark.write.growth import MOST_APPENDED, Growth, axis_to_append
+from icechunk_async.spark.write.values import Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -42,206 +31,14 @@ if TYPE_CHECKING:
     from icechunk_async.sync.store import IcechunkStore
 
 __all__ = [
-    "Growth",
     "WriteTarget",
-    "axis_to_append",
     "coordinates_of",
-    "is_sorted",
     "open_dataset",
-    "set_length",
     "shared_grid",
 ]
 
 
 _APPENDED_CHUNKS: Final = 10
-_APPENDED: Final = 1_000
-"""The most coordinates that one write appends without `append-values` or `max-append`: this
-number, or that of the chunks above, whichever is more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """A dimension that is appended to.
-
-    Attributes:
-        axis: its indices; existing ones are not written to.
-        length: its length now.
-        most: the length that it may reach.
-        arrays: paths of all arrays with this dimension, and the number of the axis in each.
-        coordinate: path and encoding of its coordinate array, if it has one.
-    """
-
-    axis: Axis
-    length: int
-    most: int
-    arrays: tuple[tuple[str, int], ...]
-    coordinate: tuple[str, Encoding] | None
-
-    def prepare(self, store: IcechunkStore) -> None:
-        """Make the arrays long enough for every task."""
-        for path, axis in self.arrays:
-            set_length(store, path, axis, self.most)
-
-    def filled(
-        self,
-        parts: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]],
-        *,
-        fill_gaps: bool,
-        allow: bool,
-    ) -> npt.NDArray[Any]:
-        """Return the new coordinates, as rows gave them, up to the last one.
-
-        Args:
-            parts: places and coordinates of the rows of each task.
-            fill_gaps: count on by steps where no row has a coordinate.
-            allow: accept coordinates that a packed array gives back otherwise.
-
-        Raises:
-            ValueRefusedError: a packed array would give back other coordinates.
-            AmbiguousCoordinatesError: rows of two tasks have one place and different coordinates.
-            MissingCoordinatesError: no row has a coordinate before the last one.
-        """
-        steps = self.axis.steps
-        if steps is None:
-            self._check(self.axis.values[self.length :], allow=allow)
-            return self.axis.values[self.length :]
-        appended = Appended(self.axis, self.length)
-        for places, values in parts:
-            appended.add(places, values)
-        places, given = appended.columns()
-        self._check(given, allow=allow)
-        count = int(places[-1]) + 1 - self.length if len(places) else 0
-        every = steps.values(count).astype(self.axis.values.dtype)
-        if len(places) < count and not fill_gaps:
-            missing = np.setdiff1d(np.arange(count), places - self.length)
-            raise MissingCoordinatesError(
-                f"No row has {every[missing[0]]!s} in column {self.axis.name!r}, and others have "
-                f"later coordinates up to {given[-1]!s}: {len(missing):,} are missing. Nothing was "
-                "published. If that is meant, option('fill-gaps', 'true') adds them, empty.",
-                dimension=self.axis.name,
-            )
-        every[places - self.length] = given
-        return every
-
-    def _check(self, new: npt.NDArray[Any], *, allow: bool) -> None:
-        if self.coordinate is not None and not allow:
-            check_read_back(new, self.coordinate[1])
-
-    def finish(self, store: IcechunkStore, new: npt.NDArray[Any]) -> None:
-        """Shorten the arrays to the length that was written, and write the new coordinates."""
-        length = self.length + len(new)
-        for path, axis in self.arrays:
-            set_length(store, path, axis, length)
-        if not len(new):
-            return
-        written = None if self.coordinate is None else self.coordinate[0]
-        others = [(path, axis) for path, axis in self.arrays if path != written]
-        clear_leftovers(store, others, self.length)
-        if self.coordinate is not None:
-            path, encoding = self.coordinate
-            array = open_array(store, path, write=True)
-            name = self.axis.name
-            array[self.length : length] = encode_column(
-                _as_arrow(new),
-                encoding,
-                may_allow=False,  # another coordinate, such as a shorter text, is another row
-                named=lambda row: f"of {name}={new[row]!s}",
-            )
-
-
-def _as_arrow(values: npt.NDArray[Any]) -> pa.Array[Any]:
-    return pa.array(values.tolist() if values.dtype.kind in "OUT" else values)
-
-
-def axis_to_append(
-    name: str,
-    values: npt.NDArray[Any],
-    given: tuple[Any, ...] | None,
-    *,
-    indexed: bool,
-    most: int = _APPENDED,
-) -> tuple[Axis, int]:
-    """Return the axis of a dimension that is appended to, and the length that it may reach.
-
-    Args:
-        name: name of the dimension.
-        values: its existing coordinates.
-        given: the coordinates to append; None if they continue in equal steps.
-        indexed: whether the dimension has no coordinates, so that rows give indices.
-        most: how many may be appended in equal steps.
-
-    Raises:
-        AlreadyExistsError: a coordinate to append exists.
-        UnsortedCoordinatesError: existing coordinates are sorted, and the new ones do not
-            continue their order.
-        InvalidInputError: there are no equal steps, and no coordinates were given.
-    """
-    length = len(values)
-    if given is not None:
-        more = _as_coordinates(name, given, values.dtype)
-        if len(np.unique(more)) != len(more) or np.isin(more, values).any():
-            raise AlreadyExistsError(
-                f"The option 'append-values' names coordinates of {name!r} that exist "
-                "already, or one of them twice. Leave them out, or replace values with "
-                "mode('overwrite').",
-                dimension=name,
-            )
-        every = np.concatenate([values, more])
-        if length > 1 and is_sorted(values) and not is_sorted(every):
-            raise UnsortedCoordinatesError(
-                f"The coordinates of {name!r} are sorted, and those in the option 'append-values' "
-                f"do not continue in their order after {values[-1]!s}. Append later ones only.",
-                dimension=name,
-            )
-        return Axis(name, every, first=length), len(every)
-    steps = Steps(np.int64(length - 1), np.int64(1), most) if indexed else None
-    steps = steps or Steps.after(values, most)
-    if steps is None:
-        raise InvalidInputError(
-            f"The coordinates of {name!r} do not have equal steps, so the places of appended rows "
-            "are unknown. List the new coordinates in the option 'append-values' as JSON, or use "
-            "icechunk_async.spark.write_rows, which finds them."
-        )
-    return Axis(name, values, first=length, steps=steps), length + most
-
-
-def is_sorted(values: npt.NDArray[Any]) -> bool:
-    """Return whether coordinates ascend or descend."""
-    if values.dtype.kind == "T":
-        values = values.astype(object)
-    return bool((values[1:] > values[:-1]).all() or (values[1:] < values[:-1]).all())
-
-
-def _as_coordinates(name: str, given: tuple[Any, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    try:
-        # As objects, since new texts may be longer than the existing ones.
-        return np.asarray(given, object if dtype.kind in "UT" else dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(
-            f"The option 'append-values' has a value that is no coordinate of {name!r}, which are "
-            f"{dtype}: {error}. Give a JSON list of such values."
-        ) from error
-
-
-def set_length(store: IcechunkStore, path: str, axis: int, length: int) -> None:
-    """Set the length of an array along one axis, without touching chunks.
-
-    Raises:
-        InvalidInputError: the chunk grid is irregular.
-    """
-    key = f"{path}/zarr.json"
-    prototype = default_buffer_prototype()
-    data = sync(store.get(key, prototype))
-    assert data is not None  # the array was opened before
-    document = json.loads(data.to_bytes())
-    if document["chunk_grid"]["name"] != "regular":
-        raise InvalidInputError(
-            f"The chunks of {path!r} differ in size, so rows cannot be appended. Make the array "
-            "longer first, and use mode('overwrite')."
-        )
-    # Not Array.resize, which deletes chunks beyond the end when it shrinks an array.
-    document["shape"][axis] = length
-    sync(store.set(key, prototype.buffer.from_bytes(json.dumps(document).encode())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +171,8 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
                 consolidated=False,
                 zarr_format=3,
                 chunks=None,
+                # An index reads all coordinates, of which only those of the written dimensions are
+                # wanted.
                 create_default_indexes=False,
                 # As Spark counts: years outside 1678 to 2262, which nanoseconds have not, too.
                 decode_times=CFDatetimeCoder(time_unit="us"),
@@ -491,7 +290,7 @@ def _growth(
         if dim in it.dims
     )
     most = options.max_append or max(
-        _APPENDED, *(_APPENDED_CHUNKS * _chunk(store, path, at) for path, at in arrays)
+        MOST_APPENDED, *(_APPENDED_CHUNKS * _chunk(store, path, at) for path, at in arrays)
     )
     axis, most = axis_to_append(dim, values, options.append_values, indexed=indexed, most=most)
     coordinate = None

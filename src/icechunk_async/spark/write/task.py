@@ -14,12 +14,10 @@ from zarr.core.sync import sync
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import OutsideGridError
-from icechunk_async.spark.grid.axes import Appended
-from icechunk_async.spark.grid.chunks import ChunkAssembly
+from icechunk_async.spark.grid import Appended, ChunkAssembly
 from icechunk_async.spark.shared import open_array, store_object
 from icechunk_async.spark.write.cooperative import Answer
-from icechunk_async.spark.write.parts import Parts, PartWriter
-from icechunk_async.spark.write.put import put_block
+from icechunk_async.spark.write.parts import Parts, PartWriter, put_block
 from icechunk_async.spark.write.values import coordinate_column, encode_column
 
 if TYPE_CHECKING:
@@ -129,6 +127,8 @@ def write_batches(
         columns = _encoded(kept, target, allow=plan.options.cast == "allow")
         for block in assembly.add(places, columns):
             sync(put_block(arrays, grid, block, target.old))
+    # A chunk without all of its rows is stored if it is dense, or if no other task has rows of it.
+    # A thin one goes to the commit: else several tasks would store it, and the commit once more.
     for block in assembly.rest():
         stored = arranged or len(block.cells) * _DENSE >= assembly.size(block.chunk)
         if stored:
