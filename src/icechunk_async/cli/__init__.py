@@ -4,7 +4,7 @@ Each command is an asynchronous function that returns a document, a frozen datac
 function that prints the document for people. They are in `commands`. `declaring` makes commands of
 them and adds the options that all share, `console` prints, `targets` finds what a REF names, and
 `app` puts all together. To add a command, write both functions in the module of its kind, or in a
-new one, add a line to `register`, and the name to `listed`.
+new one, add a line to `register`, and the name to the list in `app`.
 
 Typer and Rich come with the extra `cli`: a service that never runs the command does without them.
 """

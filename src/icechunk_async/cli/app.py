@@ -1,10 +1,10 @@
-"""The command with its subcommands."""
+"""The command with its subcommands, and which module has which: one command imports no others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, override
+from typing import TYPE_CHECKING, Annotated, Any, Final, override
 
 import typer
 from typer.core import TyperGroup
@@ -12,12 +12,52 @@ from typer.main import get_command_name, get_group
 
 from icechunk_async.cli import version_line
 from icechunk_async.cli.converting import convert_only_what_differs, shortened
-from icechunk_async.cli.listed import LISTED
 
 if TYPE_CHECKING:
     from typer.models import CommandInfo
 
-__all__ = ["app"]
+__all__ = ["LISTED", "app"]
+
+
+_MODULES: Final = (
+    ("commands.versions.history", ("init",)),
+    ("commands.versions.log", ("log",)),
+    ("commands.versions.history", ("show", "diff")),
+    ("commands.data.contents", ("tree", "ls", "cat", "du", "stats")),
+    ("commands.versions.refs", ("branch", "tag")),
+    (
+        "commands.versions.merging",
+        ("undo", "revert", "restore", "merge", "cherry-pick", "fast-forward", "squash"),
+    ),
+    (
+        "commands.versions.proposals",
+        ("propose", "review", "accept", "reject", "protect", "unprotect"),
+    ),
+    ("commands.versions.changes", ("changes",)),
+    ("commands.versions.watch", ("watch",)),
+    ("commands.versions.changes", ("blame", "diff-values")),
+    ("commands.data.serve", ("serve", "publish-static")),
+    (
+        "commands.versions.writers",
+        ("sessions", "end-session", "transactions", "forget-transactions"),
+    ),
+    ("commands.operate.administration", ("status", "config", "ops", "probe")),
+    (
+        "commands.operate.upkeep",
+        ("expire", "gc", "compact", "rewrite-manifests", "check", "migrate"),
+    ),
+    ("commands.operate.copies", ("copy", "sync")),
+    ("commands.data.ingest", ("ingest",)),
+    ("commands.operate.integrity", ("repair", "verify", "sums")),
+    ("commands.data.queries", ("analyze", "aggregate", "sql")),
+    ("demo.command", ("demo",)),
+)
+
+
+LISTED: Final = {name: module for module, names in _MODULES for name in names}
+"""Modules below `icechunk_async.cli` by command, in the order of the help. Each `register` adds its
+own, and a test compares."""
+
 
 _EPILOG = (
     "URL is a path or a URL such as memory://name or file:///data/repository; it may name a ref "

@@ -1,8 +1,11 @@
-"""Print for people: tables, progress bars, and text that cannot do harm.
+"""Talk to people: tables, progress bars, times in words, questions, and text that cannot do harm.
 
-Rich is imported when it is needed: ``--json`` and simple tables in pipes do without.
-Names and messages come out of repositories that others wrote. They are printed
-literally, never as markup, and control characters are escaped.
+To import Rich takes as long as all else that a short command does. Commands that are run often
+print a `Listing`, for which a pipe or a file needs no Rich: it gets the lines that Rich would
+print. ``--json`` does without as well.
+
+Names and messages come out of repositories that others wrote. They are printed literally, never as
+markup, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -10,23 +13,27 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
+import typer
+
+from icechunk_async._runtime import clock
 from icechunk_async._runtime.text import printable
-from icechunk_async.cli.listing import Listing, cell, escaped, is_simple, make_table
-from icechunk_async.cli.words import age_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from datetime import datetime
+    from collections.abc import Generator, Iterable
 
     from rich.console import Console
     from rich.progress import TaskID
+    from rich.table import Table
     from rich.text import Text
 
     from icechunk_async._runtime.progress import Progress, ProgressCallback
-    from icechunk_async.cli.listing import Cell
+
+    type Cell = tuple[tuple[str, str], ...]
+    """Texts and their styles, one after the other; without control characters but for newlines."""
 
 __all__ = [
     "ADDED",
@@ -36,19 +43,43 @@ __all__ = [
     "REMOVED",
     "SNAPSHOT",
     "TAG",
+    "Listing",
+    "age",
+    "age_of",
+    "ask",
     "assembled",
+    "cell",
+    "escaped",
+    "is_answered",
     "is_on_terminal",
+    "is_simple",
+    "is_young",
+    "joined",
     "make_console",
     "make_table",
+    "moment",
     "one_line",
     "plain",
     "showing_progress",
     "styled",
+    "text_of",
     "time_cell",
     "time_head",
     "time_of",
+    "warn",
 ]
 
+
+_UNITS: Final = (
+    ("year", timedelta(days=365)),
+    ("day", timedelta(days=1)),
+    ("hour", timedelta(hours=1)),
+    ("minute", timedelta(minutes=1)),
+    ("second", timedelta(seconds=1)),
+)
+
+_YOUNG: Final = timedelta(hours=1)
+_GAP: Final = "  "
 SNAPSHOT: Final = "yellow"
 BRANCH: Final = "green"
 TAG: Final = "cyan"
@@ -56,6 +87,7 @@ QUIET: Final = "dim"
 ADDED: Final = "green"
 REMOVED: Final = "red"
 CHANGED: Final = "yellow"
+
 
 _WIDE = 10_000
 _ASKED: Final = frozenset({"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"})
@@ -232,3 +264,151 @@ def showing_progress() -> Generator[ProgressCallback]:
             bars.update(task, completed=progress.done, total=progress.total)
 
         yield show
+
+
+def escaped(text: str) -> str:
+    """Return text with control characters escaped, but for newlines."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
+def is_simple(text: str) -> bool:
+    """Return whether each letter of a line is one column wide; it has no newline."""
+    return text.isascii() and text.isprintable()
+
+
+def cell(text: str, style: str = "") -> Cell:
+    """Return text with a style, with control characters escaped."""
+    return ((escaped(text), style),)
+
+
+def joined(between: str, cells: Iterable[Cell]) -> Cell:
+    """Return cells as one, with a text between them."""
+    found: list[tuple[str, str]] = []
+    for it in cells:
+        found += [(between, ""), *it] if found else it
+    return tuple(found)
+
+
+def text_of(parts: Cell) -> Text:
+    """Return a cell as Rich has it."""
+    from rich.text import Text  # noqa: PLC0415 -- slow to import
+
+    return Text.assemble(*parts)
+
+
+def make_table(*columns: str, header: bool = True) -> Table:
+    """Return a table without frames."""
+    from rich.table import Table  # noqa: PLC0415 -- slow to import
+
+    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
+    for column in columns:
+        # Parts of ids and times are useless, so only the long text at the end of a line folds.
+        folds = column in {"MESSAGE", "REFS", ""}
+        table.add_column(column, no_wrap=not folds, overflow="fold")
+    return table
+
+
+class Listing:
+    """A table without frames, as `make_table` makes one."""
+
+    def __init__(self, *columns: str, header: bool = True) -> None:
+        """Begin without rows."""
+        self._columns = columns
+        self._header = header
+        self._rows: list[tuple[Cell, ...]] = []
+
+    def add_row(self, *cells: Cell) -> None:
+        """Add a row with a cell for each column."""
+        self._rows.append(cells)
+
+    def __rich__(self) -> Table:
+        """Return the table as Rich has it, which prints it."""
+        table = make_table(*self._columns, header=self._header)
+        for row in self._rows:
+            table.add_row(*map(text_of, row))
+        return table
+
+    def lines(self, width: int) -> list[str] | None:
+        """Return the lines that Rich would print without colours; None if only it can tell.
+
+        Args:
+            width: that of the output; wider tables are folded.
+        """
+        head = [[[it] for it in self._columns]] if self._header else []
+        rows = [
+            *head,
+            *(["".join(text for text, _ in it).split("\n") for it in row] for row in self._rows),
+        ]
+        texts = [line for row in rows for lines in row for line in lines]
+        if not rows or not all(map(is_simple, texts)):
+            return None
+        widths = [
+            max(len(line) for lines in column for line in lines)
+            for column in zip(*rows, strict=True)
+        ]
+        if sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+            return None
+        return [
+            _GAP.join(
+                (lines[place] if place < len(lines) else "").ljust(size)
+                for lines, size in zip(row, widths, strict=True)
+            )
+            for row in rows
+            for place in range(max(map(len, row)))
+        ]
+
+
+def age(span: timedelta) -> str:
+    """Return a span of time in words, in the largest unit of which there are two."""
+    for name, unit in _UNITS:
+        count = span // unit
+        if count >= 2:
+            return f"{count:,} {name}s"
+    return "1 second" if span >= timedelta(seconds=1) else "less than a second"
+
+
+def age_of(time: datetime) -> str:
+    """Return how long ago a time was, in words."""
+    span = _span_since(time)
+    return f"{age(-span)} from now" if span < timedelta() else f"{age(span)} ago"
+
+
+def moment(time: datetime) -> str:
+    """Return a time to the second, and in words how long ago it was."""
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({age_of(time)})"
+
+
+def is_young(time: datetime) -> bool:
+    """Return whether a time is less than an hour ago: sessions that began before may be open."""
+    return _span_since(time) < _YOUNG
+
+
+def is_to_come(time: datetime) -> bool:
+    """Return whether a time is in the future."""
+    return _span_since(time) < timedelta()
+
+
+def _span_since(time: datetime) -> timedelta:
+    return clock.from_us(clock.now_us()) - time
+
+
+def is_answered() -> bool:
+    """Return whether somebody sits at a terminal who can answer a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def warn(sentence: str) -> None:
+    """Print a warning on standard error."""
+    typer.secho(f"Warning: {sentence}", err=True, fg="yellow" if sys.stderr.isatty() else None)
+
+
+def ask(question: str) -> None:
+    """Ask on standard error whether to continue.
+
+    Raises:
+        typer.Exit: with 1 if the answer is no, which is the default.
+        typer.Abort: there was no answer.
+    """
+    if not typer.confirm(printable(question), default=False, err=True):
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(1)

@@ -30,11 +30,13 @@ import typer
 from icechunk_async._runtime import clock
 from icechunk_async.cli.completing import complete_ref
 from icechunk_async.cli.console import (
+    ask,
     assembled,
+    is_answered,
     make_console,
     one_line,
+    warn,
 )
-from icechunk_async.cli.words import ask, is_answered, warn
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.main import get_group
 
+from icechunk_async.cli.app import LISTED
 from icechunk_async.cli.converting import convert_only_what_differs
-from icechunk_async.cli.listed import LISTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
-from icechunk_async.cli.console import make_console
-from icechunk_async.cli.listing import Listing, cell, joined
+from icechunk_async.cli.console import Listing, cell, joined, make_console
 from tests.helpers import examples
 
 if TYPE_CHECKING:
-    from icechunk_async.cli.listing import Cell
+    from icechunk_async.cli.console import Cell
 
 COLUMNS = st.lists(
     st.sampled_from(["SNAPSHOT", "", "REFS", "MESSAGE", "A"]), min_size=1, max_size=5

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.main import get_group
 
-from icechunk_async.cli.listed import LISTED
+from icechunk_async.cli.app import LISTED
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Sample

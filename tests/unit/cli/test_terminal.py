@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async.cli.words import age, age_of
+from icechunk_async.cli.console import age, age_of
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:

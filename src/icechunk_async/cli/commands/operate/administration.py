@@ -16,8 +16,11 @@ from icechunk_async.cli.console import (
     ADDED,
     CHANGED,
     REMOVED,
+    Listing,
     assembled,
+    cell,
     make_table,
+    moment,
     one_line,
     plain,
     styled,
@@ -25,9 +28,7 @@ from icechunk_async.cli.console import (
     time_of,
 )
 from icechunk_async.cli.declaring import OptionPair, parse_pair, repository_command, url_command
-from icechunk_async.cli.listing import Listing, cell
 from icechunk_async.cli.pager import paged
-from icechunk_async.cli.words import moment
 from icechunk_async.errors import FormatError, InvalidInputError
 
 if TYPE_CHECKING:

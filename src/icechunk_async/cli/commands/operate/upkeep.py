@@ -13,7 +13,11 @@ from icechunk_async.cli.console import (
     BRANCH,
     REMOVED,
     SNAPSHOT,
+    age_of,
+    is_to_come,
+    is_young,
     make_table,
+    moment,
     plain,
     showing_progress,
 )
@@ -23,7 +27,6 @@ from icechunk_async.cli.declaring import (
     repository_command,
     url_command,
 )
-from icechunk_async.cli.words import age_of, is_to_come, is_young, moment
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from icechunk_async.cli.console import (
     QUIET,
     REMOVED,
     SNAPSHOT,
+    age_of,
     assembled,
     make_table,
     plain,
     styled,
+    text_of,
 )
 from icechunk_async.cli.declaring import AsOf, repository_command, url_command
-from icechunk_async.cli.listing import text_of
 from icechunk_async.cli.targets import find_target
-from icechunk_async.cli.words import age_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, time_cell, time_head
+from icechunk_async.cli.console import (
+    BRANCH,
+    SNAPSHOT,
+    TAG,
+    Listing,
+    cell,
+    joined,
+    time_cell,
+    time_head,
+)
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command
-from icechunk_async.cli.listing import Listing, cell, joined
 from icechunk_async.cli.pager import paged
 from icechunk_async.cli.targets import find_target, ref_targets
 
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from icechunk_async import Repository, SnapshotId
-    from icechunk_async.cli.listing import Cell
+    from icechunk_async.cli.console import Cell
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.repo_info import SnapshotInfo
 

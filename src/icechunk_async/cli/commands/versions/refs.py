@@ -14,13 +14,14 @@ from icechunk_async.cli.console import (
     BRANCH,
     SNAPSHOT,
     TAG,
+    Listing,
     assembled,
+    cell,
     plain,
     time_cell,
     time_head,
 )
 from icechunk_async.cli.declaring import AsOf, Ref, repository_command
-from icechunk_async.cli.listing import Listing, cell
 from icechunk_async.cli.targets import CONCURRENT_LOOKUPS, find_target, ref_targets
 
 if TYPE_CHECKING:

@@ -1,26 +1,28 @@
-"""`watch`, `blame` and `diff-values`: commits as they come, and what is behind chunks and cells."""
+"""`watch`: commits as they come, printed, and sent to a web server as CloudEvents.
+
+Events are those of specification 1.0, in structured mode over HTTP.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
-import anyio.to_thread
 import typer
 from rich.text import Text
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.completing import complete_branch, complete_ref
-from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_head, time_of
-from icechunk_async.cli.declaring import Paths, Ref, repository_command, streaming_command
-from icechunk_async.cli.webhook import Webhook
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.cli.console import SNAPSHOT, plain
+from icechunk_async.cli.declaring import streaming_command
+from icechunk_async.errors import InvalidInputError, MissingDriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
     from datetime import datetime
 
     from rich.console import Console
@@ -28,12 +30,25 @@ if TYPE_CHECKING:
     from icechunk_async import Repository
     from icechunk_async.format.json.metadata import JSON
 
-__all__ = ["register"]
+__all__ = ["Webhook", "register"]
+
+
+_log = logging.getLogger(__name__)
+
+
+_TYPE: Final = "io.icechunk.commit"
+_CONTENT_TYPE: Final = "application/cloudevents+json; charset=utf-8"
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_TIMEOUT_SECONDS: Final = 30.0
+_TOO_MANY_REQUESTS: Final = 429
+
 
 _Branch = Annotated[
     str,
     typer.Argument(metavar="BRANCH", autocompletion=complete_branch, help="The branch to follow."),
 ]
+
 _Since = Annotated[
     str | None,
     typer.Option(
@@ -43,6 +58,7 @@ _Since = Annotated[
         help="The last commit that is known. By default the tip.",
     ),
 ]
+
 _Post = Annotated[
     str | None,
     typer.Option(
@@ -52,30 +68,14 @@ _Post = Annotated[
         "http.",
     ),
 ]
+
 _Poll = Annotated[
     float, typer.Option("--poll", metavar="SECONDS", min=0.01, help="Time between two looks.")
 ]
+
 _Count = Annotated[
     int | None, typer.Option("--count", min=1, help="End after this number of commits.")
 ]
-_From = Annotated[
-    str, typer.Argument(metavar="FROM", autocompletion=complete_ref, help="The first REF.")
-]
-_To = Annotated[
-    str, typer.Argument(metavar="TO", autocompletion=complete_ref, help="The second REF.")
-]
-_Png = Annotated[
-    Path | None,
-    typer.Option(
-        "--png",
-        metavar="FILE",
-        help="Also draw a picture, into this file. Needs the extra demo.",
-        dir_okay=False,
-        writable=True,
-    ),
-]
-_Dark = Annotated[bool, typer.Option("--dark", help="Draw the picture light on dark.")]
-_Path = Annotated[str, typer.Argument(metavar="PATH", help="The path of the array.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,63 +88,6 @@ class CommitLine:
     written_at: datetime
     message: str
     metadata: dict[str, JSON]
-
-
-@dataclass(frozen=True, slots=True)
-class BlamedCommit:
-    """A commit that wrote chunks."""
-
-    snapshot_id: str | None
-    """None for chunks whose commit expired."""
-    written_at: datetime | None
-    message: str
-    chunks: int
-    coords: list[list[int]]
-    """The first of the chunks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blamed:
-    """The document of `blame`."""
-
-    ref: str
-    path: str
-    commits: list[BlamedCommit]
-    """Newest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedCell:
-    """A cell whose value changed."""
-
-    index: list[int]
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedArray:
-    """The values of an array in two snapshots."""
-
-    path: str
-    cells: int
-    changed: int
-    share: float
-    chunks: int
-    min_change: float | None
-    max_change: float | None
-    mean_change: float | None
-    first: list[ChangedCell]
-    """The first of the changed cells."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedValues:
-    """The document of `diff-values`."""
-
-    from_ref: str
-    to_ref: str
-    arrays: list[ChangedArray]
 
 
 async def watch(
@@ -182,88 +125,74 @@ async def watch(
             return
 
 
-async def blame(
-    repository: Repository,
-    path: _Path,
-    ref: Ref = "main",
-    *,
-    png: _Png = None,
-    dark: _Dark = False,
-) -> Blamed:
-    """Show which commit wrote each chunk of an array last, with --png also as a picture.
+class Webhook:
+    """A receiver of events."""
 
-    JSON keys: ref, path, commits (each: snapshot_id, written_at, message, chunks, coords).
-    """
-    found = await repository.blame(path, ref=ref)
-    if png is not None:
-        await _draw(png, lambda: found.picture(dark=dark))
-    commits: list[BlamedCommit] = []
-    for number in (*range(len(found.commits)), -1):
-        coords = found.coords[found.written_by == number]
-        first: list[list[int]] = coords[:5].tolist()
-        if number >= 0:
-            info = found.commits[number]
-            commits.append(
-                BlamedCommit(str(info.id), info.written_at, info.message, len(coords), first)
+    def __init__(self, url: str, *, source: str) -> None:
+        """Send to ``url``, in the name of the repository at ``source``.
+
+        Raises:
+            InvalidInputError: it is no web address.
+        """
+        if not url.startswith(("http://", "https://")):
+            raise InvalidInputError(
+                f"--post takes an address that begins with http:// or https://, not {url!r}."
             )
-        elif len(coords):
-            commits.append(BlamedCommit(None, None, "", len(coords), first))
-    return Blamed(ref, found.path, commits)
+        self._url = url
+        self._source = source
 
+    async def send(
+        self, event_id: str, when: datetime, subject: str, data: Mapping[str, JSON]
+    ) -> None:
+        """Send one event, again and again until the server takes it.
 
-async def diff_values(
-    repository: Repository,
-    start: _From,
-    end: _To = "main",
-    *,
-    path: Paths = None,
-    png: _Png = None,
-    dark: _Dark = False,
-) -> ChangedValues:
-    """Show how many cells of each array changed between two snapshots, and by how much.
+        Raises:
+            MissingDriverError: the extra ``http`` is not installed.
+            InvalidInputError: the server refuses the event as such (status 400 to 499, but 429).
 
-    Reads both versions of each chunk that changed. Arrays that only one side has are left out. The
-    picture of --png shows where the values of the six arrays changed that changed most.
-
-    JSON keys: from_ref, to_ref, arrays (each: path, cells, changed, share, chunks, min_change,
-    max_change, mean_change, first (each: index, before, after)).
-    """
-    found = await repository.diff_values(start, end, paths=path)
-    if png is not None:
-        most = sorted(found, key=lambda it: -it.share)
-        maps = [(it.title, it.map) for it in most if it.changed and it.map is not None]
-        from icechunk_async.engine.versions.pictures import draw_changes  # noqa: PLC0415 -- slow
-
-        await _draw(png, lambda: draw_changes(maps, dark=dark))
-    arrays = [
-        ChangedArray(
-            it.path,
-            it.cells,
-            it.changed,
-            it.share,
-            it.chunks,
-            it.min_change,
-            it.max_change,
-            it.mean_change,
-            [
-                ChangedCell(index, str(before), str(after))
-                for index, before, after in zip(
-                    it.first.indices.tolist(), it.first.before, it.first.after, strict=True
-                )
-            ],
-        )
-        for it in found
-    ]
-    return ChangedValues(start, end, arrays)
-
-
-async def _draw(file: Path, draw: Callable[[], bytes]) -> None:
-    """Draw a picture into a file; nothing is written if it cannot be drawn."""
-    data = await anyio.to_thread.run_sync(draw)
-    try:
-        await anyio.Path(file).write_bytes(data)
-    except OSError as error:
-        raise InvalidInputError(f"--png {str(file)!r} cannot be written: {error}.") from error
+        Cancellation: the event may have been taken.
+        """
+        try:
+            import aiohttp  # noqa: PLC0415 -- an extra
+        except ImportError as error:
+            raise MissingDriverError(
+                "--post needs aiohttp: pip install 'icechunk-async[http]'."
+            ) from error
+        event = {
+            "specversion": "1.0",
+            "id": event_id,
+            "source": self._source,
+            "type": _TYPE,
+            "subject": subject,
+            "time": when.isoformat(),
+            "datacontenttype": "application/json",
+            "data": dict(data),
+        }
+        body = json.dumps(event, ensure_ascii=False).encode()
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
+        pause = _FIRST_PAUSE_SECONDS
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                try:
+                    async with session.post(
+                        self._url, data=body, headers={"Content-Type": _CONTENT_TYPE}
+                    ) as reply:
+                        status = reply.status
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    status, found = 0, f"{type(error).__name__}: {error}"
+                else:
+                    found = f"status {status}"
+                if 200 <= status < 300:
+                    return
+                if 400 <= status < 500 and status != _TOO_MANY_REQUESTS:
+                    raise InvalidInputError(
+                        f"The server at {self._url!r} refuses the event of snapshot {event_id} "
+                        f"({found}). It was not sent again; use --since with the commit "
+                        "before it."
+                    )
+                _log.warning("sending %s failed (%s); again in %.1f s", event_id, found, pause)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def _show_commit(document: CommitLine, console: Console) -> None:
@@ -280,43 +209,6 @@ def _show_commit(document: CommitLine, console: Console) -> None:
     )
 
 
-def _show_blamed(document: Blamed, console: Console) -> None:
-    table = make_table("SNAPSHOT", time_head("WRITTEN", console), "CHUNKS", "MESSAGE")
-    for commit in document.commits:
-        shown = ", ".join("/".join(map(str, at)) for at in commit.coords)
-        more = ", ..." if commit.chunks > len(commit.coords) else ""
-        when = Text("expired") if commit.written_at is None else time_of(commit.written_at, console)
-        name = Text(commit.snapshot_id or "unknown", SNAPSHOT)
-        table.add_row(name, when, Text(f"{commit.chunks}: {shown}{more}"), plain(commit.message))
-    console.print(table)
-
-
-def _show_values(document: ChangedValues, console: Console) -> None:
-    if not document.arrays:
-        console.print("No values changed.")
-        return
-    table = make_table("ARRAY", "CHANGED", "OF", "SHARE", "MIN", "MEAN", "MAX", "FIRST")
-    for it in document.arrays:
-        sizes = (it.min_change, it.mean_change, it.max_change)
-        shown = [Text("" if size is None else f"{size:+.6g}") for size in sizes]
-        first = Text()
-        if it.first:
-            cell = it.first[0]
-            where = ", ".join(map(str, cell.index))
-            first = plain(f"[{where}] {cell.before} -> {cell.after}")
-        table.add_row(
-            plain(it.path),
-            Text(f"{it.changed:,}"),
-            Text(f"{it.cells:,}"),
-            Text(f"{it.share:.3%}"),
-            *shown,
-            first,
-        )
-    console.print(table)
-
-
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the command."""
     app.command()(streaming_command(watch, _show_commit))
-    app.command()(repository_command(blame, _show_blamed))
-    app.command()(repository_command(diff_values, _show_values))
