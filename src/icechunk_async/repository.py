@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure, Hooks
     from icechunk_async.engine.commit.once import RecordedTransaction, Transaction
+    from icechunk_async.engine.commit.publisher import Publisher
     from icechunk_async.engine.files.checks import VerifiedReads
     from icechunk_async.engine.files.packing import Packing
     from icechunk_async.engine.history.diff import Diff
@@ -914,16 +915,25 @@ class Repository:
             from icechunk_async.zarr.queries.written import recorder_for  # noqa: PLC0415 -- on use
 
             workspace.recorder = recorder_for(engine.assets)
+
+        def publisher() -> Publisher:
+            from icechunk_async.engine.commit.publisher import Publisher  # noqa: PLC0415 -- not to read
+
+            return Publisher(
+                workspace,
+                engine.history,
+                engine.manifest_options,
+                branch=branch,
+                mode=mode,
+                default_metadata=self.default_commit_metadata,
+                writers=engine.neighbours.writers,
+            )
+
         return Session(
             workspace,
-            engine.history,
-            engine.manifest_options,
-            branch=branch,
-            mode=mode,
-            default_metadata=self.default_commit_metadata,
+            publisher,
             origin=engine.origin,
             lease=lease,
-            writers=engine.neighbours.writers,
             told=None if quiet or self._hooks is None else told,
         )
 

@@ -14,18 +14,6 @@ import anyio
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
-from icechunk_async.engine.changes.merge import check_fits
-from icechunk_async.engine.changes.publications import Shared, news_since, noted_in
-from icechunk_async.engine.changes.wire import ForkState, Lineage, decode_fork, encode_fork
-from icechunk_async.engine.commit.flush import Flusher
-from icechunk_async.engine.commit.forks import Forks, joined, merge_apart
-from icechunk_async.engine.commit.publisher import Publisher
-from icechunk_async.engine.history.diff import diff_of_log
-from icechunk_async.engine.leases.keeper import Lease
-from icechunk_async.engine.leases.member import Member
-from icechunk_async.engine.leases.record import LeaseState
-from icechunk_async.engine.leases.register import remove_spills
-from icechunk_async.engine.leases.spiller import Spiller
 from icechunk_async.engine.open import Request, open_engine
 from icechunk_async.engine.tree.listing import Batches, ChunkBatch
 from icechunk_async.engine.tree.modes import SessionMode
@@ -34,7 +22,6 @@ from icechunk_async.engine.tree.workspace import Closed, Workspace
 from icechunk_async.errors import SessionStateError, StorageError, StorageUnavailableError
 from icechunk_async.format.ids import SessionId
 from icechunk_async.format.paths import check_path
-from icechunk_async.format.snapshot import Nodes
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -50,15 +37,18 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from icechunk_async.engine.changes.wire import Membership
+    from icechunk_async.engine.changes.publications import Shared
+    from icechunk_async.engine.changes.wire import Lineage, Membership
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import ManifestOptions
+    from icechunk_async.engine.commit.forks import Forks
     from icechunk_async.engine.commit.once import Transaction
-    from icechunk_async.engine.commit.turns import Writers
+    from icechunk_async.engine.commit.publisher import Publisher
     from icechunk_async.engine.files.packs import Packs
-    from icechunk_async.engine.history import History
     from icechunk_async.engine.history.diff import Diff
-    from icechunk_async.engine.leases.spiller import Resumed
+    from icechunk_async.engine.leases.keeper import Lease
+    from icechunk_async.engine.leases.member import Member
+    from icechunk_async.engine.leases.spiller import Resumed, Spiller
     from icechunk_async.engine.open import Engine, Origin
     from icechunk_async.engine.tree.listing import ChunkType
     from icechunk_async.engine.tree.reshape import MoveChunk, MoveChunks
@@ -140,6 +130,8 @@ class _Hierarchy(ABC):
 
     def status(self) -> Diff:
         """Return the changes of the session so far."""
+        from icechunk_async.engine.history.diff import diff_of_log  # noqa: PLC0415 -- not to read
+
         workspace = self.workspace
         with workspace.lock:
             tree, changes = workspace.tree, workspace.changes
@@ -567,67 +559,70 @@ class Session(_Hierarchy):
     def __init__(
         self,
         workspace: Workspace,
-        history: History,
-        options: ManifestOptions,
+        begin_publisher: Callable[[], Publisher],
         *,
-        branch: str | None,
-        mode: SessionMode,
-        default_metadata: Mapping[str, JSON],
         origin: Origin | None,
         lease: Lease | None = None,
-        writers: Writers | None = None,
         told: Callable[[Snapshot, SnapshotId | None, str], Awaitable[None]] | None = None,
     ) -> None:
         """Stand on the workspace's base.
 
         Args:
-            workspace: the hierarchy.
-            history: where the session is published.
-            options: how manifests are written.
-            branch: where it commits.
-            mode: what may be done.
-            default_metadata: properties of each commit.
+            workspace: the hierarchy; it says whether the session only reads.
+            begin_publisher: returns what publishes the session.
             origin: how others can open the repository.
             lease: of a leased session.
-            writers: those that take turns in committing.
             told: is told of each snapshot that was published on the branch, the tip before, and
                 whether it was a commit or an amendment.
         """
         self._workspace = workspace
+        self._begin_publisher = begin_publisher
         self._told = told
         self._abandoned = False
-        self._publisher = Publisher(
-            workspace,
-            history,
-            options,
-            branch=branch,
-            mode=mode,
-            default_metadata=default_metadata,
-            writers=writers,
-        )
-        self._session_forks = Forks(
-            workspace,
-            self._publisher.flusher,
+        self._origin = origin
+        self._lease = workspace.lease = lease
+        # Importing what publishes takes a sixth of the first read of a process.
+        self._begun: _Writing | None = None
+        if not workspace.is_fixed:
+            self._begun = self._begin_writing()
+
+    def _begin_writing(self) -> _Writing:
+        from icechunk_async.engine.commit.forks import Forks  # noqa: PLC0415 -- not to read
+
+        lease, publisher = self._lease, self._begin_publisher()
+        publisher.lease = lease
+        forks = Forks(
+            self._workspace,
+            publisher.flusher,
             session_id=None if lease is None else lease.session_id,
-            distrust=self._publisher.guard.distrust,
+            distrust=publisher.guard.distrust,
             view=self._shared,
         )
-        self._origin = origin
-        self._lease = workspace.lease = self._publisher.lease = lease
-        self._spiller = (
-            None if lease is None else Spiller(workspace, lease, self._session_forks.take_in)
-        )
+        if lease is None:
+            return _Writing(publisher, forks, None)
+        from icechunk_async.engine.leases.spiller import Spiller  # noqa: PLC0415 -- not to read
+
+        return _Writing(publisher, forks, Spiller(self._workspace, lease, forks.take_in))
+
+    @property
+    def _writing(self) -> _Writing:
+        """The parts that publish; a session that only reads has some that refuse to."""
+        if self._begun is None:
+            with self._workspace.lock:
+                if self._begun is None:
+                    self._begun = self._begin_writing()
+        return self._begun
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn if changes vanish with the session: neither committed nor discarded."""
         # The constructor may have failed. Work under a lease is stored, and can be resumed.
-        publisher: Publisher | None = getattr(self, "_publisher", None)
-        if publisher is None or self._abandoned or publisher.lease is not None:
+        begun: _Writing | None = getattr(self, "_begun", None)
+        if begun is None or self._abandoned or self._lease is not None:
             return
         if self.mode is SessionMode.READONLY or not (count := self._workspace.changes.count()):
             return
         warn(
-            f"A session on branch {publisher.branch!r} was dropped with {count} uncommitted "
+            f"A session on branch {self.branch!r} was dropped with {count} uncommitted "
             "change(s). Commit it, or say that they are not needed: session.discard_changes().",
             ResourceWarning,
             stacklevel=2,
@@ -667,7 +662,7 @@ class Session(_Hierarchy):
     @property
     def publisher(self) -> Publisher:
         """The part of this session that commits, for tests; it may change between releases."""
-        return self._publisher
+        return self._writing.publisher
 
     @property
     def _itself(self) -> Session:
@@ -675,7 +670,7 @@ class Session(_Hierarchy):
 
     @property
     def _forks(self) -> Forks:
-        return self._session_forks
+        return self._writing.forks
 
     @property
     def origin(self) -> Origin | None:
@@ -685,17 +680,17 @@ class Session(_Hierarchy):
     @property
     def mode(self) -> SessionMode:
         """The mode; after a commit the session only reads."""
-        return self._publisher.mode
+        return SessionMode.READONLY if self._begun is None else self._begun.publisher.mode
 
     @property
     def branch(self) -> str | None:
         """The branch that a writable session commits to."""
-        return self._publisher.branch
+        return None if self._begun is None else self._begun.publisher.branch
 
     @property
     def session_id(self) -> SessionId:
         """Names the session and its forks; with a lease also in ``Repository.sessions``."""
-        return SessionId(self._session_forks.session_id)
+        return SessionId(self._forks.session_id)
 
     @property
     def has_lease(self) -> bool:
@@ -704,8 +699,11 @@ class Session(_Hierarchy):
 
     async def _close_lease(self, snapshot_id: SnapshotId) -> SnapshotId:
         """Say in the lease that the session was published, which failing does not undo."""
-        lease, spiller = self._lease, self._spiller
+        lease, spiller = self._lease, self.spiller
         if lease is not None and spiller is not None:
+            from icechunk_async.engine.leases.record import LeaseState  # noqa: PLC0415 -- not to read
+            from icechunk_async.engine.leases.register import remove_spills  # noqa: PLC0415 -- not to read
+
             await lease.close(LeaseState.COMMITTED, snapshot_id, spiller.shared)
             if lease.record.spilled or spiller.has_forks:
                 try:
@@ -717,13 +715,13 @@ class Session(_Hierarchy):
     @property
     def spiller(self) -> Spiller | None:
         """Spills the session; None without a lease. For the repository, which lets it beat."""
-        return self._spiller
+        return None if self._begun is None else self._begun.spiller
 
     async def continue_from(self, stored: Resumed) -> None:
         """Begin with changes that other processes made, which ``Repository`` read back."""
-        assert self._spiller is not None  # it has a lease
-        self._publisher.guard.distrust()
-        await self._spiller.resume(stored)
+        assert self.spiller is not None  # it has a lease
+        self.publisher.guard.distrust()
+        await self.spiller.resume(stored)
 
     async def spill(self) -> None:
         """Store the session's changes beside its lease, so that they outlive this process.
@@ -742,12 +740,12 @@ class Session(_Hierarchy):
         Cost: one request for the segment, which holds what changed since the last spill, one for
         the lease, and those for chunks that wait to be packed. 12 to 25 bytes for each chunk.
         """
-        if self._spiller is None:
+        if self.spiller is None:
             raise SessionStateError(
                 "A session without a lease cannot be spilled: nothing would protect what it "
                 "wrote. Begin one with Repository.writable_session(branch, lease=True)."
             )
-        await self._spiller.spill()
+        await self.spiller.spill()
 
     async def refresh(self) -> bool:
         """Take in what forks of the session published, and let forks see what changed here.
@@ -775,7 +773,7 @@ class Session(_Hierarchy):
         Cost: one listing if nothing is new. Otherwise a request for each publication, and two to
         store what is new beside the lease: 12 to 25 bytes for each chunk.
         """
-        if self._spiller is None:
+        if self.spiller is None:
             raise SessionStateError(
                 "A session without a lease cannot be refreshed: its forks have nowhere to publish "
                 "to. Begin one with Repository.writable_session(branch, lease=True), or merge its "
@@ -783,28 +781,28 @@ class Session(_Hierarchy):
             )
         with self._workspace.lock:
             self._workspace.check_writable()
-        return await self._spiller.refresh()
+        return await self.spiller.refresh()
 
     def _shared(self) -> Shared | None:
         """Return the state that forks see; None if they are not of the session of the lease."""
-        spiller, forks = self._spiller, self._session_forks
+        spiller, forks = self.spiller, self._forks
         if spiller is None or spiller.session_id != forks.session_id or self.spec_version < 1:
             return None
         return spiller.shared
 
     async def _new_fork(self) -> ForkSession:
-        spiller = self._spiller
+        spiller = self.spiller
         if spiller is None or self._shared() is None:
             return await super()._new_fork()
         with self._workspace.lock:
             self._workspace.check_writable()
         membership = await spiller.share()
-        base = await self._session_forks.begin(membership.known)
+        base = await self._forks.begin(membership.known)
         membership = replace(membership, known=ChangeSet())
-        return ForkSession.beside(self, self._session_forks, base, membership)
+        return ForkSession.beside(self, self._forks, base, membership)
 
     async def _prepare_to_merge(self, forks: Iterable[ForkSession]) -> None:
-        spiller = self._spiller
+        spiller = self.spiller
         members = {
             fork.lineage.fork_id: fork.membership for fork in forks if fork.membership is not None
         }
@@ -825,9 +823,9 @@ class Session(_Hierarchy):
                 was discarded.
         """
         names = [it.fork_id if isinstance(it, ForkSession) else it for it in forks]
-        spiller = self._spiller
+        spiller = self.spiller
         waiting = () if spiller is None else spiller.waiting
-        self._session_forks.discard(names, also=waiting)
+        self._forks.discard(names, also=waiting)
         if spiller is not None:
             for name in names:
                 spiller.give_up(bytes.fromhex(name))
@@ -841,8 +839,8 @@ class Session(_Hierarchy):
         Yields: the time that is left.
         """
         began = anyio.current_time()
-        unsure = self._publisher.outcome_unknown  # then it was done before
-        spiller = self._spiller
+        unsure = self.publisher.outcome_unknown  # then it was done before
+        spiller = self.spiller
         if spiller is None or not spiller.has_forks:
             spiller = None
         try:
@@ -858,7 +856,7 @@ class Session(_Hierarchy):
                         "lost; commit again, with more time."
                     )
             if not (allow_missing_forks or unsure):
-                self._session_forks.check_complete()
+                self._forks.check_complete()
             if timeout_seconds is not None:
                 timeout_seconds = max(0, timeout_seconds - (anyio.current_time() - began))
             yield timeout_seconds
@@ -869,12 +867,12 @@ class Session(_Hierarchy):
     @property
     def outcome_unknown(self) -> bool:
         """Whether a commit may have landed without an answer; commit again to find out."""
-        return self._publisher.outcome_unknown
+        return self.publisher.outcome_unknown
 
     @property
     def already_committed(self) -> bool:
         """Whether ``commit(once=...)`` found its transaction on the branch and published none."""
-        return self._publisher.already_committed
+        return self.publisher.already_committed
 
     @property
     def collected_chunks(self) -> dict[str, npt.NDArray[np.uint32]]:
@@ -883,7 +881,7 @@ class Session(_Hierarchy):
         By the path of their array, coordinates as rows ``(n, rank)``. Chunks that were written
         or deleted since are left out; empty if the last commit found everything.
         """
-        return self._publisher.guard.lost_chunks()
+        return self.publisher.guard.lost_chunks()
 
     async def commit(
         self,
@@ -958,7 +956,7 @@ class Session(_Hierarchy):
         async with self._publishing(
             allow_missing_forks=allow_missing_forks, timeout_seconds=timeout_seconds
         ) as left:
-            snapshot_id = await self._publisher.commit(
+            snapshot_id = await self.publisher.commit(
                 message,
                 metadata,
                 rebase_with=rebase_with,
@@ -969,7 +967,7 @@ class Session(_Hierarchy):
                 unchanged=unchanged,
             )
         await self._close_lease(snapshot_id)
-        if self._told is not None and not self._publisher.already_committed:
+        if self._told is not None and not self.publisher.already_committed:
             published = self._workspace.base
             await self._told(published, published.parent_id, "commit")
         return snapshot_id
@@ -999,7 +997,7 @@ class Session(_Hierarchy):
         """
         replaced_id = self._workspace.base.id
         async with self._publishing(allow_missing_forks=allow_missing_forks):
-            snapshot_id = await self._publisher.amend(message, metadata, allow_empty=allow_empty)
+            snapshot_id = await self.publisher.amend(message, metadata, allow_empty=allow_empty)
         await self._close_lease(snapshot_id)
         if self._told is not None:
             await self._told(self._workspace.base, replaced_id, "amend")
@@ -1028,11 +1026,11 @@ class Session(_Hierarchy):
         and one for each commit since the session began.
         """
         async with self._publishing(allow_missing_forks=allow_missing_forks):
-            snapshot_id = await self._publisher.flush(message, metadata)
+            snapshot_id = await self.publisher.flush(message, metadata)
         return await self._close_lease(snapshot_id)
 
     async def _check_published(self, snapshot_id: SnapshotId) -> None:
-        await self._publisher.check_published(snapshot_id)
+        await self.publisher.check_published(snapshot_id)
 
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the session's changes on top of the newer commits of its branch.
@@ -1050,7 +1048,7 @@ class Session(_Hierarchy):
         Forks fit no more afterwards: what they published before is part of the session.
         """
         async with self._publishing(allow_missing_forks=True):
-            await self._publisher.rebase(solver)
+            await self.publisher.rebase(solver)
 
 
 class ForkSession(_Hierarchy):
@@ -1087,6 +1085,8 @@ class ForkSession(_Hierarchy):
         membership: Membership | None = None,
     ) -> Self:
         """Return a fork of ``session`` that stands on ``base`` and shares its connections."""
+        from icechunk_async.engine.leases.keeper import Lease  # noqa: PLC0415 -- not to read
+
         home = session.workspace
         workspace = Workspace(
             base,
@@ -1122,6 +1122,8 @@ class ForkSession(_Hierarchy):
         Raises:
             FormatError: the bytes are damaged, or another version of the library wrote them.
         """
+        from icechunk_async.engine.changes.wire import decode_fork  # noqa: PLC0415 -- not to read
+
         state = decode_fork(data)
         return cls(
             _Detached(state.changes, None, state.lineage, state.membership),
@@ -1140,6 +1142,8 @@ class ForkSession(_Hierarchy):
         Raises:
             SessionStateError: chunks wait to be packed; see `store_pending_chunks`.
         """
+        from icechunk_async.engine.changes.wire import ForkState, encode_fork  # noqa: PLC0415 -- not to read
+
         state = self._state
         if isinstance(state, _Detached):
             fork = (self._base_id, state.changes, state.lineage, state.membership)
@@ -1355,6 +1359,9 @@ class ForkSession(_Hierarchy):
         if isinstance(state, _Detached):
             if state.membership is None:
                 return not state.changes.is_empty()
+            from icechunk_async.engine.changes.publications import news_since, noted_in  # noqa: PLC0415 -- not to read
+            from icechunk_async.format.snapshot import Nodes  # noqa: PLC0415 -- not to read
+
             known = state.membership.known
             noted = noted_in(state.changes)
             return not news_since(known, state.changes, Nodes(), {}, [noted]).is_empty()
@@ -1457,6 +1464,8 @@ class ForkSession(_Hierarchy):
         Raises:
             FormatError: the changes that it came with cannot have been made on ``base``.
         """
+        from icechunk_async.engine.changes.merge import check_fits  # noqa: PLC0415 -- not to read
+
         state = self._state
         assert isinstance(state, _Detached)
         check_fits(state.changes, base.nodes, engine.assets.spec_version)
@@ -1497,6 +1506,8 @@ class ForkSession(_Hierarchy):
 
         Needs no storage: forks that travelled can be merged wherever they are.
         """
+        from icechunk_async.engine.commit.forks import joined, merge_apart  # noqa: PLC0415 -- not to read
+
         state = self._state
         if isinstance(state, _Detached):
             for fork in forks:
@@ -1534,6 +1545,16 @@ type AnySession = Session | ForkSession
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Writing:
+    """The parts of a session that publish what was changed in it."""
+
+    publisher: Publisher
+    forks: Forks
+    spiller: Spiller | None
+    """Of a session with a lease."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Attached:
     """A fork whose repository is open."""
 
@@ -1555,10 +1576,15 @@ class _Attached:
         *,
         alive_us: int | None = None,
     ) -> Self:
+        from icechunk_async.engine.commit.flush import Flusher  # noqa: PLC0415 -- not to read
+        from icechunk_async.engine.commit.forks import Forks  # noqa: PLC0415 -- not to read
+
         flusher = Flusher(workspace.assets, options)
         forks = Forks(workspace, flusher, session_id=session_id, lineage=lineage)
         member = None
         if membership is not None:
+            from icechunk_async.engine.leases.member import Member  # noqa: PLC0415 -- not to read
+
             member = Member(workspace, membership, lambda: forks.lineage, alive_us=alive_us)
         return cls(workspace, forks, generation(), member)
 

@@ -440,10 +440,12 @@ def counted(cls, *arguments, **named):
     return process(cls, *arguments, **named)
 dataclasses._process_class = counted
 import icechunk_async.session, icechunk_async.sync.repository, icechunk_async.engine.open
+import icechunk_async.engine.commit.forks, icechunk_async.engine.commit.publisher
+import icechunk_async.engine.leases.member, icechunk_async.engine.leases.spiller
 print(*(it.__name__ for it in made if it.__module__.startswith("icechunk_async.")))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert done.stdout.decode().split() == ["PublicationName", "Pattern"]
+    assert done.stdout.decode().split() == ["Pattern", "PublicationName"]
 
 
 def test_methods_belong_to_the_module_of_the_class() -> None:
