@@ -378,7 +378,7 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
                 session = await repository.writable_session("main")
                 await asyncio.sleep(0)
             # The snapshot and its manifests are in memory: nothing is fetched beside the ref.
-            assert not {"preload", "TaskGroup._spawn"} & set(begun)
+            assert not {"preload", "TaskGroup.create_task"} & set(begun)
             await write(session, f"a/c/{number}", b"x")
             del synced[:]
             with counted_calls() as calls:
@@ -395,7 +395,7 @@ async def test_a_commit_after_others_decodes_nothing_and_waits_for_few_syncs(
         assert calls.count("ThreadPoolExecutor.submit") == 2
         assert "wrap_future" not in calls  # each has one future
         # The snapshot, its log and the backup are stored beside the manifest.
-        assert calls.count("TaskGroup._spawn") == 3
+        assert calls.count("TaskGroup.create_task") == 3
     assert len(made[5]) < 1900
     assert len(made[-1]) < 2200
 

@@ -234,7 +234,7 @@ async def test_chunks_of_an_unknown_collection_are_looked_for(spec: int) -> None
         await plain.delete([key for key in await objects(plain) if key.startswith(COLLECTIONS)])
         await _delete_chunks_of(plain, first)
         if spec == 1:  # which cannot know of it until the session is old
-            first._publisher.guard._watch.began_us -= 3_700_000_000
+            first.publisher.guard._watch.began_us -= 3_700_000_000
         with pytest.raises(ChunksCollectedError):
             await first.commit("refused")
         await second.commit("kept", rebase_with=ConflictDetector())

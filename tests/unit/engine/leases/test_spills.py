@@ -295,7 +295,7 @@ async def test_a_process_that_died_after_its_commit_is_found_out(spec: int) -> N
             await write(session, "a/c/1", CHUNK)
             await session.spill()
             with patch.object(keeper.Lease, "close", _nothing):
-                tip = await session._publisher.commit("died")
+                tip = await session.publisher.commit("died")
         async with Repository.open(storage) as repository:
             with pytest.raises(LeaseLostError) as refused:
                 await repository.resume_session(session.session_id)
