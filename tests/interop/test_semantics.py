@@ -181,7 +181,9 @@ async def test_a_diff_over_a_recreated_array_lists_the_chunks_of_both(tmp_path: 
 
 
 @SPECS
-async def test_diffs_that_neither_engine_answers(spec: int, tmp_path: Path) -> None:
+async def test_neither_engine_compares_with_a_snapshot_that_is_no_ancestor(
+    spec: int, tmp_path: Path
+) -> None:
     """The older snapshot must be an ancestor: not a sibling, nor the newer one."""
     root = tmp_path / "repo"
     await ENGINES["ours"].create(root, spec)

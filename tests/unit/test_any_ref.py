@@ -75,7 +75,7 @@ async def test_a_ref_stands_alone(filled: Repository, more: dict[str, Any]) -> N
             await upkeep(ref="main", **more)
 
 
-async def test_a_ref_that_names_nothing(filled: Repository) -> None:
+async def test_a_misspelt_ref_is_refused_with_near_names(filled: Repository) -> None:
     """Near names are in the message."""
     with pytest.raises(NotFoundError, match=r"'main_' is not a branch.*'main' meant"):
         await filled.readonly_session(ref="main_")

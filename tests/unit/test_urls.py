@@ -196,6 +196,6 @@ def test_secrets_are_not_shown() -> None:
 @pytest.mark.parametrize(
     "text", ["s3://b/r", "a|b", "a|icechunks:", "s3://b|zip:", b"|icechunk:", None]
 )
-def test_what_is_no_icechunk_url(text: object) -> None:
+def test_paths_and_other_urls_are_not_taken_for_icechunk_urls(text: object) -> None:
     """Paths with bars stay paths."""
     assert not is_icechunk_url(text)

@@ -413,7 +413,9 @@ class TestTrouble:
             with pytest.raises(NameResolutionError, match=r"nonexistent\.invalid"):
                 await storage.get("key")
 
-    async def test_a_server_that_is_silent(self, proxy: FaultProxy, container: str) -> None:
+    async def test_a_silent_server_raises_an_error_that_names_the_option(
+        self, proxy: FaultProxy, container: str
+    ) -> None:
         """The option that sets the patience is named."""
         async with through(proxy, container, timeout_seconds=0.2) as storage:
             proxy.use(FaultPlan((Rule(Hang(applied=False)),)))
