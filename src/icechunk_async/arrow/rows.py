@@ -110,6 +110,7 @@ class RowPlan:
 
         Memory: about 32 MiB of values, or one chunk.
         """
+        # Half, as two parts are in memory: the one in use, and the next.
         most = self.rows_in(LOAD_BYTES // 2)
         parts = (part for box in boxes for part in cut(box, self.grid.chunks, most))
         with closing(one_ahead(parts, self._load, lambda it: num_rows(it) <= most)) as found:
@@ -186,6 +187,7 @@ def one_ahead[T, R](
         while item is not None:
             done = [work(item) if begun is None else begun.result()]
             item, begun = next(rest, None), None
+            # Beside a large result a second one would break the bound on memory, so it waits.
             if item is not None and is_small(item):
                 begun = pool.submit(copy_context().run, work, item)
             yield done.pop()  # which is not referred to here while it is in use

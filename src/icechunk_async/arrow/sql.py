@@ -71,6 +71,7 @@ def connect(
             module="duckdb",
         ) from None
     refs = {"": ref, **(at or {})}
+    # They begin names that statements use without quotes.
     for name in at or ():
         if not _NAME.fullmatch(name):
             raise InvalidInputError(
@@ -107,6 +108,8 @@ def _groups(
     names = set(taken)
     for group in run(session.handle.ask(_groups_with_arrays)):
         name = group_name(start, group or ROOT, (), first=True)
+        # To open a group takes long, so not for those that the statement cannot be about. Its other
+        # tables begin with this name: a part of a word will do here.
         if named_in is not None and name.lower() not in named_in.lower():
             continue
         kinds = table_kinds(open_group(ArrayGroup(session, group)))

@@ -140,11 +140,13 @@ def _as_named(source: GroupSource) -> xarray.Dataset:
                 store,
                 engine="zarr",
                 group=source.group or None,
+                # A store of a session has all metadata in memory, and no consolidated document.
                 consolidated=False,
                 zarr_format=3,
                 chunks=None,
                 mask_and_scale=source.decode,
                 decode_times=times_decoder(decode=source.decode),
+                # An index reads the whole coordinate; a table may need a part of it, or none.
                 create_default_indexes=False,
             )
         # Older versions of xarray assert that attributes have the type that it writes.

@@ -188,6 +188,7 @@ def proposal_prefix(proposal_id: ProposalId) -> str:
 
 def new_backup_name(base: str) -> str:
     """Return a fresh name for a backup of ``base``; newer ones sort first."""
+    # The official engine names them so. Nothing depends on the order.
     remaining_ms = _YEAR_3000_MS - clock.now_us() // 1000
     return f"{base}.{remaining_ms:014d}.{BackupId.random()}"
 

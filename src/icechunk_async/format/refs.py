@@ -47,6 +47,7 @@ def decode_ref(data: bytes | memoryview) -> SnapshotId:
     """
     if len(data) > _MAX_REF_BYTES:
         raise FormatError(f"A ref file has {len(data)} bytes; genuine ones have 35.")
+    # It names a snapshot, so that readers of format 1 can parse it, and there is no such snapshot.
     if decode_closed_ref(data) is not None:
         raise FormatError(
             "A ref was closed by the migration of its repository to format version 2. Open the "

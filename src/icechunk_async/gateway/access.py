@@ -141,6 +141,7 @@ class Grants:
 
 
 def _digest(token: str) -> bytes:
+    # Without salt and rounds, which guard passwords: tokens are random and too long to be guessed.
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -256,6 +256,7 @@ class Gateway:
         entry = _Entry(
             str(scope["method"])[:20], raw[:200].decode("latin-1"), began_us=clock.elapsed_us()
         )
+        # Counted before the first wait, so that closing knows of requests that have only arrived.
         self._running += 1
         try:
             await self._within_limits(scope, send, entry)
@@ -294,6 +295,7 @@ class Gateway:
             if reply.status not in {204, 304}:
                 headers["Content-Length"] = str(reply.size_bytes)
             entry.status = reply.status
+            # Sent while holding the slot: memory is bounded by the replies that are under way.
             await self._send(send, headers, b"" if entry.method == "HEAD" else body, entry)
         finally:
             if holds:
@@ -434,6 +436,7 @@ async def _representation(
 ) -> tuple[Reply, bytes]:
     """Return the reply about a document or chunk, and its body; nothing is read for HEAD."""
     size = found.size_bytes
+    # Documents and chunks were written by others; a browser is to take them for nothing else.
     given = {**common, "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
     if found.etag is None:  # nothing tells whether the bytes are still the same
         given["Cache-Control"] = "no-store"

@@ -76,6 +76,7 @@ def parse_key(key: str) -> StoreKey:
             return ForeignKey()
         segments = [*parents, last]
         end = len(segments)
+        # From the end, as `c` and numbers are names that nodes may have, too.
         while end and _NUMBER.fullmatch(segments[end - 1]):
             end -= 1
         coords = tuple(map(int, segments[end:]))

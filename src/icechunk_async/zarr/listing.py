@@ -101,6 +101,7 @@ def _nodes(workspace: Workspace, prefix: str) -> list[tuple[str, bool]]:
 
     They are all that have keys which begin with ``prefix``, and perhaps some others.
     """
+    # Not `/a/` and what is below: a prefix of a key may end in the middle of a name.
     start = f"/{prefix}"
     with workspace.lock:
         nodes = workspace.tree.edited()
@@ -117,6 +118,7 @@ def _may_have_chunks(workspace: Workspace, node: Node) -> bool:
     if node.array is None:
         return False
     base = workspace.tree.base_node(node)
+    # A guess without reading a manifest: all of its chunks may have been deleted since.
     stored = base is not None and base.array is not None and bool(base.array.manifests)
     return stored or node.id in workspace.changes.chunks
 

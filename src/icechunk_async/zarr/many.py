@@ -67,6 +67,8 @@ async def on_threads(work: Callable[[int], None], count: int, *, chunk_bytes: in
             work(index)
         return _waits_of_this_thread() - before > (stop - start) // 4
 
+    # Whether a disk has to be waited for cannot be known beforehand, as the page cache may have all
+    # of it. So one thread begins, and others join once it was made to wait often.
     start = 0
     waits = chunk_bytes >= _SMALL_BYTES or sys.platform != "linux"
     while start < count and not waits:
@@ -134,6 +136,7 @@ async def read_on_loop(
     async def read(index: int) -> None:
         nonlocal come
         come.append((index, await workspace.read_chunk(path, coords[index])))
+        # Handed over in groups: a hop to a thread costs more than decoding a small chunk.
         if len(come) * chunk_bytes > _LOOP_BYTES:
             some, come = come, []
             await anyio.to_thread.run_sync(hand_over, some)

@@ -49,6 +49,7 @@ def range_of(request: ByteRequest | None) -> RangeRequest:
         case None:
             return None
         case RangeByteRequest(start, end):
+            # As a slice does, and as other stores of Zarr do: an end before the start is no error.
             return ByteRange(start, max(start, end))
         case OffsetByteRequest(offset):
             return ByteRange(offset)
@@ -382,6 +383,7 @@ class IcechunkStore(Store):
         What does not exist, or cannot, counts as deleted.
         """
         await self._ensure_open()
+        # Only there: a look at the manifest may cost a request, which other sessions need not make.
         if self._workspace.deduplication is not None and await self._has_no_chunk(key):
             return
         self._delete(key)
@@ -467,6 +469,7 @@ class IcechunkStore(Store):
             BaseExceptionGroup: as Zarr asks for, with FileNotFoundError if there is no value.
         """
         await self._ensure_open()
+        # All at once: there are no requests to join, and none to wait for.
         if await self._is_in_memory(key):
             yield [
                 (index, await self.get(key, prototype, request))

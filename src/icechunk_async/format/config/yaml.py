@@ -188,6 +188,8 @@ class _Builder:
                 done = self._stack.pop()
                 self._place(done.close(), done.anchor, self._nodes - done.nodes_before)
             case yaml.AliasEvent():
+                # Counted with all that it repeats: aliases of aliases grow exponentially, and
+                # readers of the document walk through each of them.
                 value, weight = self._anchors.get(event.anchor or "", (None, 0))
                 if not weight:
                     raise FormatError("the configuration has an alias of nothing before it")
@@ -208,6 +210,8 @@ class _Builder:
 
 
 def _tagged(tag: str | None, value: Document) -> Document:
+    # A choice that carries a value is a tag here. In FlexBuffers it is a map of one entry, which is
+    # what readers of either get.
     if tag is None or tag == "!":
         return value
     if tag.startswith(_CORE_TAGS):

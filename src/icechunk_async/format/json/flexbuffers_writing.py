@@ -105,6 +105,7 @@ def _scalar_type(item: JSON) -> Type | None:
         case bool():
             return Type.BOOL
         case int():
+            # The library itself makes signed numbers of all; the official writer of these only.
             return Type.INT if item < 0 or isinstance(item, SignedInt) else Type.UINT
         case float():
             return Type.FLOAT
@@ -113,6 +114,7 @@ def _scalar_type(item: JSON) -> Type | None:
 
 
 def _float_width(value: float) -> int:
+    """Return the bytes of the narrowest float that loses nothing, as the official writer does."""
     try:
         lossless: bool = struct.unpack("<f", struct.pack("<f", value))[0] == value
     except OverflowError:

@@ -31,6 +31,7 @@ def parse_json(data: bytes | memoryview, name: str) -> Part:
     raw = bytes(data)
     try:
         document = json.loads(str(raw, "utf-8"))
+        # Halves of characters can come from escapes alone, as the rest was decoded as UTF-8.
         if _SURROGATE.search(raw):
             json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -44,6 +45,7 @@ def parse_json(data: bytes | memoryview, name: str) -> Part:
 
 def _is_deep(value: Any, depth: int) -> bool:
     """Return whether lists and objects are inside one another more than ``depth`` times."""
+    # Level by level instead of by recursion, which deep values would take to the stack's end.
     level: list[Any] = [value]
     for _ in range(depth + 1):
         inner: list[Any] = []

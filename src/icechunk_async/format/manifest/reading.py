@@ -348,6 +348,7 @@ def _moved(etags: Column, base: int) -> Column:
 
 def location_dictionary(root: Tables) -> bytes | None:
     """Return the dictionary that locations are compressed with; None if they are not."""
+    # Zstd is the algorithm's default, so that files which have neither field name it, too.
     if root.has(2)[0] and int(root.scalar(3, 1, _ZSTD)[0]) == _ZSTD:
         return bytes(root.vector(2, 1, 1).raw(0))
     return None
@@ -376,6 +377,7 @@ def decode_rows(
     if np.any(kinds == Kind.DELETED):
         raise FormatError("A manifest has a chunk reference that refers to nothing.")
     offsets, lengths = tables.scalar(2, 8), tables.scalar(3, 8)
+    # With Python's numbers: in 64 bits the sum of hostile ones could wrap round to a small one.
     if len(offsets) and int(offsets.max()) + int(lengths.max()) >= 1 << 63:
         raise beyond_objects()
     objects = np.zeros(count, np.uint32)
@@ -398,6 +400,7 @@ def decode_rows(
         data = _some(tables, rows).vector(1, 1, 1)
         tables.buffer.check_unfolded(int(data.counts.sum()))
         tables.buffer.require(data.starts, data.counts)
+        # Inline bytes are not copied. Columns have their places in the payload, and keep it alive.
         offsets, lengths = np.array(offsets), np.array(lengths)
         offsets[rows], lengths[rows] = data.starts, data.counts
         columns["inline"] = tables.buffer.payload

@@ -76,6 +76,7 @@ def needed_columns(expression: pc.Expression, schema: pa.Schema) -> list[str]:
         InvalidInputError: it refers to one that does not exist, or cannot be computed.
     """
     _bind(expression, schema)
+    # Arrow does not tell what an expression refers to, but refuses to bind it without that.
     return [
         name
         for number, name in enumerate(schema.names)
@@ -114,6 +115,7 @@ def may_match(
     if not len(known):
         return found
     always = pc.scalar(True)  # noqa: FBT003 -- Arrow's
+    # No file is opened: Arrow only looks at what each is said to hold.
     dataset = ds.FileSystemDataset.from_paths(
         [str(number) for number in range(len(known))],
         schema=schema,

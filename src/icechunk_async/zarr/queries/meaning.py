@@ -60,7 +60,10 @@ class Meaning:
     """Of CF: what numbers count if they are times, such as ``hours since 1900-01-01``."""
     calendar: Any
     digest: bytes
-    """SHA-256 of all that decides which numbers bytes of a chunk become, and which are missing."""
+    """SHA-256 of all that decides which numbers bytes of a chunk become, and which are missing.
+
+    Statistics are stored with it, and hold for no other: an array may get other attributes.
+    """
     is_truth: bool = False
     """Whether values are true or false; what is not zero is true."""
 

@@ -271,6 +271,7 @@ def _coords(target: QueriedArray, box: Box) -> Coords:
         range(part.start // size, -(-part.stop // size))
         for part, size in zip(box, target.chunks, strict=True)
     ]
+    # Python's numbers, which do not overflow as those of NumPy would for a grid that is claimed.
     count = math.prod(map(len, ranges))
     if count > _MOST_CHUNKS:
         raise InvalidInputError(
@@ -294,6 +295,8 @@ async def _tests(
         name, (array, axes) = it
         own = known if array is target else await array.known_chunks(session)
         found[name] = _Variable(array, axes, own)
+        # A coordinate is read once and decides whole rows of chunks. One that is too long for
+        # memory is read with each chunk, as other arrays are.
         most = _MOST_VALUES * 8 // max(8, array.meaning.cell_bytes)
         if len(axes) == 1 and array is not target and array.shape[0] <= most:
             found[name], lines[name] = await _read_line(found[name], box)

@@ -161,6 +161,7 @@ def offset_us(zone: str) -> int:
     return (-1 if zone[0] == "-" else 1) * minutes * 60_000_000
 
 
+# As Spark compares: NaN equals itself and is greater than all other numbers. NumPy says neither.
 def _equal(values: npt.NDArray[Any], literal: Any) -> Mask:
     if isinstance(literal, float) and math.isnan(literal):
         return np.isnan(values)

@@ -204,6 +204,8 @@ def _fill(
         node, _, name = key.rpartition("/")
         if name in _META:
             continue
+        # With slashes between coordinates, what is before the last one need not be the array, and
+        # may be another array by chance.
         found = arrays.get(node)
         if found is None or found.separator == "/":
             node, name = _array_of(key, arrays)
@@ -244,6 +246,7 @@ def _array_of(key: str, arrays: Mapping[str, ArrayReferences]) -> tuple[str, str
 
 
 def _coordinates(key: str, name: str, found: ArrayReferences) -> tuple[int, ...]:
+    # Format 2 calls the only chunk of an array without axes 0.
     if found.rank == 0 and name == "0":
         return ()
     try:
@@ -285,6 +288,7 @@ def location_of(url: object, templates: Mapping[str, str]) -> str:
         return f"file://{quote(path)}"
     if match[0] in ("http://", "https://", "vcc://"):
         return whole
+    # fsspec takes keys literally, and locations in a repository are URLs.
     bucket, slash, key = whole[match.end() :].partition("/")
     return f"{match[0]}{bucket}{slash}{quote(key, safe=_LITERAL)}"
 
@@ -412,6 +416,7 @@ async def _columns(
         for row in chunks.whole:
             chunks.lengths[row] = sizes[chunks.codes[row]]
         lengths = np.frombuffer(chunks.lengths, np.uint64)
+        # Chunks of no bytes are refused by the official engine, too; no codec makes them.
         if not lengths.all():
             row = int(np.argmin(lengths != 0))
             raise InvalidInputError(

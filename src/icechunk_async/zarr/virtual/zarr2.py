@@ -49,6 +49,7 @@ def array_document(path: str, array: Mapping[str, Any], attributes: Mapping[str,
     try:
         old = ArrayV2Metadata.from_dict({**array, "attributes": {}})
         dtype: Any = old.dtype
+        # Format 3 has no arrays without a fill value.
         fill = dtype.default_scalar() if old.fill_value is None else old.fill_value
         data_type = dtype.to_json(zarr_format=3)
         fill_value = dtype.to_json_scalar(fill, zarr_format=3)
@@ -121,6 +122,8 @@ def _codec(
             checksum = bool(configuration.get("checksum", False))
             new = _named(name, {"level": configuration.get("level", 0), "checksum": checksum})
         case "blosc":
+            # Format 3 has neither the automatic shuffle of numcodecs (-1) nor a size of elements
+            # that is left to the data: both are written out.
             automatic = "bitshuffle" if dtype.itemsize == 1 else "shuffle"
             configuration["shuffle"] = _BLOSC_SHUFFLES.get(
                 configuration.get("shuffle", -1), automatic
