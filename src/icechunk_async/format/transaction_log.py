@@ -168,12 +168,18 @@ def decode_transaction_log(payload: bytes | memoryview) -> TransactionLog:
 
 
 def _ids(root: Tables, slot: int, name: str) -> frozenset[NodeId]:
-    rows = root.vector(slot, NodeId.size_bytes, 1, required=name).structs()
+    vector = root.vector(slot, NodeId.size_bytes, 1, required=name)
+    if vector.counts.item() == 0:  # as most of them
+        return _NO_IDS
+    rows = vector.structs()
     return frozenset(NodeId(row.tobytes()) for row in rows)
 
 
 def _moves(root: Tables) -> Iterable[Move]:
-    tables = root.vector(8, 4, 4).tables()
+    moved = root.vector(8, 4, 4)
+    if moved.counts.item() == 0:
+        return
+    tables = moved.tables()
     sources = tables.strings(0, required="from")
     targets = tables.strings(1, required="to")
     nodes = tables.struct(2, NodeId.size_bytes, field="node_id")

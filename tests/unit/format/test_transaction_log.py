@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import FileType, pack
+from icechunk_async.format.flatbuffers.reading import Vectors
 from icechunk_async.format.transaction_log import (
     Move,
     TransactionLog,
@@ -356,3 +357,24 @@ def test_a_quick_level_makes_no_larger_files(
     payload = encode_transaction_log(log, 2)
     sizes = [len(pack(payload, FileType.TRANSACTION_LOG, 2, level=it)) for it in (level, 3)]
     assert sizes[0] <= 1.01 * sizes[1]
+
+
+def test_empty_lists_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that others overtook reads the logs of all of them, and most lists are empty."""
+    read: list[int] = []
+    vectors = Vectors.items
+
+    def items(self: Vectors) -> object:
+        read.append(int(self.counts.sum()))
+        return vectors(self)
+
+    monkeypatch.setattr(Vectors, "items", items)
+    node = node_id(1)
+    log = TransactionLog(
+        snapshot_id(1),
+        updated_arrays=frozenset({node}),
+        updated_chunks={node: np.array([[3]], np.uint32)},
+    )
+    decode_transaction_log(encode_transaction_log(log, 2))
+    assert read
+    assert min(read) == 1

@@ -15,7 +15,8 @@ import pytest
 from icechunk_async import Packing, Repository
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.engine.files.ages import FEW_CHUNKS
-from icechunk_async.engine.history.collections import Collection
+from icechunk_async.engine.history.collections import Collection, collected_since
+from icechunk_async.engine.history.repo_info import history
 from icechunk_async.errors import (
     ChunksCollectedError,
     ConflictError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from icechunk_async import Session
+    from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.storage import Data, Expected, ListEntry, Storage, Version
 
 NEW = 100
@@ -458,3 +460,51 @@ async def test_no_interleaving_of_collector_and_committer_loses_a_commit(
                 break
     assert outcomes.keys() == {"refused", "acknowledged"}
     assert min(outcomes.values()) >= 10, outcomes
+
+
+class _Overtaken(WrappedStorage):
+    """A storage where another writer is first, some times."""
+
+    def __init__(self, storage: Storage, other: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(storage)
+        self._other = other
+        self.left = 0
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write, after the other one."""
+        if key == "repo" and self.left:
+            self.left -= 1
+            await self._other()
+        return await super().put(key, data, if_version=if_version)
+
+
+async def test_each_entry_of_the_log_is_looked_at_once_however_many_races_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For collections that ran: each try begins where the one before it ended."""
+    new: list[int] = []
+    ours = True
+
+    def look(info: RepoInfo, since_us: int) -> list[Collection]:
+        if ours:
+            new.append(sum(it.updated_at > since_us for it in info.updates))
+        return collected_since(info, since_us)
+
+    url = memory_url()
+    async with open_storage(url) as plain, Repository.create(plain) as other:
+        await commit(other, 0, "first")
+
+        async def overtake() -> None:
+            nonlocal ours
+            ours = False
+            await commit(other, 0, "again")
+            ours = True
+
+        storage = _Overtaken(plain, overtake)
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/1", CHUNK)
+            monkeypatch.setattr(history, "collected_since", look)
+            storage.left = 4
+            await session.commit("late", rebase_with=ConflictDetector())
+    assert new == [0, 1, 1, 1, 1]

@@ -352,8 +352,9 @@ class RepoInfoHistory:
             ran = collected_since(info, guard.since_us)
             if ran:
                 notes = {it.ran_at_us: it for it in await read_notes(self._storage)}
-                told = [notes.get(it.ran_at_us, it) for it in ran]
-                await guard.admit(told, info.updated_at, stored=stored)
+                ran = [notes.get(it.ran_at_us, it) for it in ran]
+            # Also where none ran: a writer that loses many races looks at each entry once.
+            await guard.admit(ran, info.updated_at, stored=stored)
 
         match publication:
             case Commit(branch, expected) | Amend(branch, expected):
