@@ -14,7 +14,6 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
@@ -34,12 +33,14 @@ compete for the interpreter: 64 small reads of cached files take twice as long o
 one."""
 
 
-@dataclass(slots=True, eq=False)
 class _Call:
-    work: Callable[[], Any]
-    future: asyncio.Future[Any]
-    result: Any = None
-    error: BaseException | None = None
+    __slots__ = ("error", "future", "result", "work")
+
+    def __init__(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        self.work = work
+        self.future = future
+        self.result: Any = None
+        self.error: BaseException | None = None
 
     def do(self) -> None:
         try:

@@ -15,10 +15,9 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from icechunk_async.errors import StorageError
 from icechunk_async_local.batching import Helpers
@@ -68,17 +67,20 @@ class _LostWriteError(OSError):
     """The device lost written bytes; syncing again would hide that."""
 
 
-@dataclass(slots=True)
 class _Pending:
-    files: set[_Path] = field(default_factory=set[_Path])
-    folders: set[_Path] = field(default_factory=set[_Path])
-    uncounted: bool = False
-    """More was written than is remembered."""
-    entered: dict[_Path, _Entered] = field(default_factory=dict[_Path, "_Entered"])
-    """Folders to which durable entries lead once all of this is synced."""
+    __slots__ = ("entered", "files", "folders", "uncounted")
+
+    def __init__(self) -> None:
+        self.files: set[_Path] = set()
+        self.folders: set[_Path] = set()
+        self.uncounted = False
+        """More was written than is remembered."""
+        self.entered: dict[_Path, _Entered] = {}
+        """Folders to which durable entries lead once all of this is synced."""
 
     def take(self) -> _Pending:
-        taken = _Pending(self.files, self.folders, self.uncounted, self.entered)
+        taken = _Pending()
+        taken.give_back(self)
         self.files, self.folders, self.uncounted, self.entered = set(), set(), False, {}
         return taken
 
@@ -89,24 +91,25 @@ class _Pending:
         self.entered = taken.entered | self.entered
 
 
-@dataclass(frozen=True, slots=True)
-class _Entered:
+class _Entered(NamedTuple):
     """A folder of the home file system, held open: no other gets its number meanwhile."""
 
     inode: int
     folder: OpenFolder
 
 
-@dataclass(slots=True)
 class _Home:
     """The file system that was written first, usually the only one below a root."""
 
-    device: int
-    directory: int
-    """Open since the first write, because a descriptor reports only failures since it was
-    opened."""
-    at_once: bool
-    """Whether one call syncs the whole file system."""
+    __slots__ = ("at_once", "device", "directory")
+
+    def __init__(self, device: int, directory: int, *, at_once: bool) -> None:
+        self.device = device
+        self.directory = directory
+        """Open since the first write, because a descriptor reports only failures since it was
+        opened."""
+        self.at_once = at_once
+        """Whether one call syncs the whole file system."""
 
 
 class Ledger:
@@ -288,7 +291,7 @@ class Ledger:
         """Return where writes to an open folder are recorded, their home, and its inode."""
         found = os.fstat(folder)
         if self._home is None:
-            self._home = _Home(found.st_dev, os.dup(folder), can_sync_at_once(folder))
+            self._home = _Home(found.st_dev, os.dup(folder), at_once=can_sync_at_once(folder))
         if found.st_dev == self._home.device:
             return self._at_home, self._home, found.st_ino
         return self._elsewhere, None, found.st_ino

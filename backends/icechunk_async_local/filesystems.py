@@ -13,11 +13,10 @@ import platform
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from icechunk_async.errors import InvalidURLError, StorageUnavailableError
 from icechunk_async.storage import Capabilities
@@ -255,8 +254,7 @@ _fine: Final[set[tuple[int, int]]] = set()
 """File systems where every trial succeeded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
+class Abilities(NamedTuple):
     """The operations that work in a directory."""
 
     links: bool
@@ -267,8 +265,7 @@ class Abilities:
     """Files keep the microseconds of their times."""
 
 
-@dataclass(slots=True)
-class _Findings:
+class _Findings(NamedTuple):
     links: str | None = None
     locks: str | None = None
     times: str | None = None

@@ -12,7 +12,6 @@ import errno
 import os
 import stat
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import (
@@ -45,16 +44,19 @@ _NOTHING_HAPPENED: Final = frozenset(
 """Errors that the kernel raises before it starts; after any other the name may be in place."""
 
 
-@dataclass(slots=True)
 class Draft:
     """A complete file in an open folder, under a reserved name."""
 
-    folder: int
-    name: bytes
-    state: os.stat_result
-    synced: bool
-    kept: bool = True
-    """Whether the reserved name still has to be removed."""
+    __slots__ = ("folder", "kept", "name", "state", "synced")
+
+    def __init__(self, folder: int, name: bytes, state: os.stat_result, *, synced: bool) -> None:
+        """Keep what is known of the file."""
+        self.folder = folder
+        self.name = name
+        self.state = state
+        self.synced = synced
+        self.kept = True
+        """Whether the reserved name still has to be removed."""
 
 
 @contextmanager
@@ -90,7 +92,7 @@ def draft(
                 sync(fd)
         finally:
             os.close(fd)  # before it gets its name: network file systems write only now
-        finished = Draft(folder, name, state, sync is not None)
+        finished = Draft(folder, name, state, synced=sync is not None)
         yield finished
     finally:
         if finished is None or finished.kept:

@@ -7,10 +7,9 @@ import os
 import threading
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import batched
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from icechunk_async.errors import (
     InvalidInputError,
@@ -417,8 +416,7 @@ class LocalStorage:
             self._files.ledger.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
+class _Options(NamedTuple):
     """The options that decide what is looked at when a directory is opened."""
 
     single_machine: bool
@@ -426,8 +424,7 @@ class _Options:
     follow_links: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Findings:
+class _Findings(NamedTuple):
     """The results of looking at a directory."""
 
     abilities: Abilities

@@ -442,7 +442,8 @@ dataclasses._process_class = counted
 import icechunk_async.session, icechunk_async.sync.repository, icechunk_async.engine.open
 import icechunk_async.engine.commit.forks, icechunk_async.engine.commit.publisher
 import icechunk_async.engine.leases.member, icechunk_async.engine.leases.spiller
-print(*(it.__name__ for it in made if it.__module__.startswith("icechunk_async.")))
+import icechunk_async_local
+print(*(it.__name__ for it in made if it.__module__.startswith("icechunk_async")))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout.decode().split() == ["Pattern", "PublicationName"]

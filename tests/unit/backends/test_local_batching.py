@@ -319,9 +319,11 @@ async def test_a_loop_that_ended_keeps_nobody_from_an_answer() -> None:
     """Where one batch has results for a closed loop and for others, those get theirs."""
     ended = asyncio.new_event_loop()
     calls = [
-        _Call(lambda: None, loop.create_future(), result)
+        _Call(partial(str, result), loop.create_future())
         for loop, result in ((ended, "lost"), (asyncio.get_running_loop(), "answer"))
     ]
+    for call in calls:
+        call.do()
     ended.close()
     await asyncio.to_thread(_hand_over, calls)
     assert await calls[1].future == "answer"
