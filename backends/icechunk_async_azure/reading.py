@@ -122,6 +122,7 @@ async def _download(
     if stop is not None:
         bounds["length"] = stop - start
     try:
+        # The driver leaves the connection to the garbage collector if this is cancelled.
         with released():
             answer: StorageStreamDownloader[bytes] = await blob.download_blob(
                 **bounds, **conditions, decompress=False, max_concurrency=1

@@ -200,11 +200,14 @@ async def write_blocks(
     blob: Any = client.blob(requests.name(task.key))
 
     def block_id(start: int) -> str:
+        # All ids of a blob have one length, as the service wants. With the write's own id in them
+        # blocks of two writers are never mixed.
         return f"{task.write_id}/{start // starts.step:06}"
 
     async def stage_at(start: int) -> None:
         await stage(block_id(start), start)
 
+    # Blocks wait under the blob's name: a commit of another writer discards these as well.
     for _ in range(_TRIES):
         await for_each(stage_at, starts, limit=_BLOCKS_AT_ONCE)
         commit = blob.commit_block_list(

@@ -14,9 +14,8 @@ import fsspec  # type: ignore[import-untyped, unused-ignore]
 
 from icechunk_async.errors import InvalidInputError, InvalidURLError, MissingDriverError
 from icechunk_async.storage import StorageDescription
-from icechunk_async_fsspec.folder import Folder
 from icechunk_async_fsspec.probe import why_not_exclusive
-from icechunk_async_fsspec.storage import FsspecStorage, capabilities
+from icechunk_async_fsspec.storage import Folder, FsspecStorage, capabilities
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping

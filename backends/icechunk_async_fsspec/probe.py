@@ -34,6 +34,7 @@ def why_not_exclusive(make: Callable[[], Any], folder: str) -> str | None:
     """
     name = f"icechunk-async-probe-{uuid4().hex}"
     path = f"{folder}/{name}" if folder else name
+    # Private instances: one of them is about to be made to lie.
     honest = make()
     try:
         try:

@@ -144,6 +144,7 @@ class _Google:
     async def headers(self) -> dict[str, str]:
         held = self._credentials.credentials
         if not held.valid or _ends_soon(held):
+            # On a thread: Google's library makes the request with `requests`, which blocks.
             await anyio.to_thread.run_sync(self._refresh)
         found: dict[str, str] = {}
         held.apply(found)

@@ -33,6 +33,7 @@ __all__ = ["NETWORK_ERRORS", "Refused", "never_sent", "not_reached", "refusal"]
 NETWORK_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError)
 """The exceptions of a request without a reply."""
 
+# Some quotas answer 403, where 429 would say it.
 _BUSY_REASONS: Final = {
     *("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "slowDown"),
 }

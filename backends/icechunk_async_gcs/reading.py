@@ -127,6 +127,7 @@ def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
         good = good and len(data) == stop - start
     else:
         size = len(data)
+        # They differ if the service decompressed the object on its way.
         good = int(reply.headers.get("X-Goog-Stored-Content-Length", size)) == size
         start, stop = slice_range(byte_range, size)
         data = data[start:stop]

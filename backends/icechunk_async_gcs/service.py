@@ -217,8 +217,10 @@ class Service:
         async with client.session.request(
             method,
             URL(url, encoded=True),
+            # Not compressed: ranges, lengths and sums are those of the stored object.
             headers={"User-Agent": self._agent, "Accept-Encoding": "identity", **headers},
             data=data,
+            # A redirect is an error: another server would get the token.
             allow_redirects=False,
         ) as response:
             return Reply(response.status, response.headers, await response.read())

@@ -120,6 +120,8 @@ async def put(service: Service, key: str, name: str, data: Data, expected: Expec
 async def _multipart(
     service: Service, write: _Write, data: Data, condition: dict[str, str]
 ) -> Reply | Silence:
+    # Made here: the body that gcsfs makes has bare line feeds, which strict servers refuse. A POST,
+    # which aiohttp does not repeat by itself as it repeats PUT where a kept connection breaks.
     boundary = uuid4().hex
     head = (
         f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
@@ -163,6 +165,8 @@ async def _resumable(
             failures = 0
         else:
             failures += 1  # the upload made no progress
+        # Counted from the last byte that the service kept, so that a long upload may fail now and
+        # then.
         if failures > 2 * len(_PAUSES_SECONDS):
             return Silence(StorageError("the upload makes no progress"))
         offset = reached

@@ -151,10 +151,12 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the pause that the server requests, in seconds."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdecimal():
+        # Nine digits are thirty years: a server cannot ask for a pause that no clock can count.
         return float(text[:9])
     until = _date(text)
     if until is None:
         return None
+    # By the server's clock, from which ours may differ.
     now = _date(headers.get("Date")) or datetime.now(UTC)
     return max(0.0, (until - now).total_seconds())
 
@@ -272,6 +274,7 @@ async def _read(
             position += len(piece)
             if position > stop or (position == stop and not ends):
                 break
+    # The rest is not wanted. To read it, so that the connection can be used again, may take long.
     if not answer.content.at_eof():
         answer.close()
     if (needed and position < stop) or (ends and position > stop):

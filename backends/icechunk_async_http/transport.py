@@ -98,6 +98,7 @@ class Sessions:
             # The caller's budget bounds requests; a queue here would only hide that.
             connector=aiohttp.TCPConnector(limit=0),
             timeout=self._timeout,
+            # What one reply sets must not change the next request.
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             headers=self._always,
@@ -167,6 +168,8 @@ class Transport:
         try:
             for _ in range(_MOST_REDIRECTS + 1):
                 session = await self._sessions.here()
+                # Redirects are followed here: of the caller's headers any may be a credential, and
+                # aiohttp knows only the usual ones.
                 async with session.get(here, headers=headers, allow_redirects=False) as answer:
                     if answer.status not in _REDIRECTS:
                         yield answer

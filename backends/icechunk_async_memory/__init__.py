@@ -190,6 +190,7 @@ class MemoryStorage:
     def read_bytes(self, key: str, start: int, stop: int) -> bytes | None:
         """Return bytes of an object, on this thread."""
         self._check_open()
+        # No lock: a stored object never changes, it is only replaced.
         stored = self._space.objects.get(key)
         return stored.data[start:stop] if stored and stop <= len(stored.data) else None
 

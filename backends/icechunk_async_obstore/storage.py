@@ -209,6 +209,7 @@ class ObstoreStorage:
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy an object within the storage, through this process."""
         path = self._path(target)
+        # obstore's own copy has no condition on the source, and tells no version of the target.
         found = await self.get(source)
         if if_version is not None and found.version != if_version:
             raise PreconditionFailedError(

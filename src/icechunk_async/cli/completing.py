@@ -80,6 +80,7 @@ def _completed(ctx: typer.Context, find: Callable[[Repository], Awaitable[Found]
     url, options = ctx.params.get("url") or next(iter(ctx.args), None), ctx.params.get("option")
     if not isinstance(url, str):
         return []
+    # A warning would be printed into the line that is being typed.
     logging.disable()
     try:
         return asyncio.run(asyncio.wait_for(_looked_up(url, dict(options or ()), find), _SECONDS))

@@ -116,6 +116,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def _rich_console(*, stderr: bool) -> Console:
     console = _console_type()(stderr=stderr, highlight=False, markup=False, emoji=False)
+    # Rich would fold lines at 80 columns, and what reads a pipe expects a line for each row.
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDE
     return console
@@ -409,6 +410,7 @@ def ask(question: str) -> None:
         typer.Exit: with 1 if the answer is no, which is the default.
         typer.Abort: there was no answer.
     """
+    # On standard error: standard output is the document, which may go elsewhere.
     if not typer.confirm(printable(question), default=False, err=True):
         typer.echo("Nothing was changed.", err=True)
         raise typer.Exit(1)

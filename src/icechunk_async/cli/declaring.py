@@ -131,6 +131,7 @@ def parse_time_or_age(text: str, *also: str) -> datetime:
     Raises:
         typer.BadParameter: it is neither.
     """
+    # `m` is minutes. Months are refused, as `2 months`, since they differ in length.
     age = fullmatch(
         r"(\d{1,9}) *(m(?=$|in(?:ute)?s?$)|h(?=$|ours?$)|d(?=$|ays?$)|w(?=$|eeks?$))[a-z]*", text
     )

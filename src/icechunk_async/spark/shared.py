@@ -167,6 +167,7 @@ def has_chunks(session: Session, path: str) -> bool:
 async def _has_chunks(handle: SessionHandle, path: str) -> bool:
     native = await handle.session()
     async for batch in native.chunk_coordinates(f"/{path}", batch_size=1):
+        # The first one decides; the rest is not listed.
         if len(batch):
             return True
     return False
@@ -191,6 +192,7 @@ def changes_of(fork: ForkSession, root: bytes, point: bytes) -> bytes:
         point: names the state of the root; see `new_point`.
     """
     state = decode_fork(fork_changes(fork))
+    # Without what the root changed already: every task would send that back, and merge it again.
     since = changes_since(state.changes, decode_fork(root).changes)
     return encode_fork(replace(state, base_id=SnapshotId(point), changes=since))
 

@@ -33,7 +33,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.storage import ABSENT, ByteRange, SuffixRange, Version, open_storage, reopen
 from icechunk_async_fsspec import open_filesystem
-from icechunk_async_fsspec.folder import modified, translate, version
+from icechunk_async_fsspec.storage import modified, translate, version
 from tests.helpers import array_document, group_document, read, write
 from tests.unit.backends.exclusive import ExclusiveLocal, ExclusiveMemory
 

@@ -61,6 +61,8 @@ def demo(
     console.width = min(console.width, _WIDTH)
 
     def work() -> Coroutine[Any, Any, Demonstrated]:
+        # First, and by looking: an import would fail at the first missing package, and name that
+        # alone.
         check_installed()
         with console.status("Loading xarray and matplotlib ..."):
             from icechunk_async.cli.demo.story import tell  # noqa: PLC0415  # needs them

@@ -281,6 +281,7 @@ async def refer_to_file(repository: Repository, source: NetCDF, group: str) -> S
     Reads are refused once the file is modified, since its bytes might mean something else then.
     """
     url = source.path.as_uri()
+    # Recorded with each reference, by which readers notice that the file changed.
     modified = await asyncio.to_thread(_modified, source.path)
     session = await repository.writable_session("main")
     root = await open_group(store=session.store, mode="a")

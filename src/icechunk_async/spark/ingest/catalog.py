@@ -148,6 +148,7 @@ class Catalog:
                 attributes=self._attributes(),
             )
         else:
+            # In place, so that chunks whose files did not change are not written again.
             if array.shape != (len(texts),):
                 array.resize((len(texts),))
             if dict(array.attrs) != self._attributes():

@@ -122,6 +122,7 @@ def grid_of(head: bytes, url: str) -> Grid:
             template = int.from_bytes(head[at + 12 : at + 14], "big")
             columns = int.from_bytes(head[at + 30 : at + 34], "big")
             rows = int.from_bytes(head[at + 34 : at + 38], "big")
+            # Bounded: the file is untrusted, and readers allocate arrays of this shape.
             if template not in _ROWS_AND_COLUMNS or not 0 < columns * rows < 1 << 32:
                 raise InvalidInputError(
                     f"A message of {url!r} is on a grid (template 3.{template}) that is no "
@@ -166,6 +167,7 @@ async def scan_grib_index(index: Source, file: Source, codec: Mapping[str, Any] 
     arrays: dict[str, ScannedArray] = {}
     for name, members in groups.items():
         first = members[0].offset
+        # All messages of a variable and level have one grid, so the first one tells it.
         head = await file.read(ByteRange(first, first + _HEAD_BYTES))
         grid = grid_of(head, file.url)
         decoder = chosen if codec else _codec(members[0].variable)

@@ -81,6 +81,7 @@ def scan_hdf5(
     arrays: dict[str, ScannedArray] = {}
     left_out = {it.strip("/") for it in skip}
     with _h5py().File(file, "r") as opened:
+        # HDF5 counts offsets from the end of that block, and references from the start of the file.
         if opened.userblock_size:
             raise InvalidInputError(f"{url!r} has a user block, so its offsets are not known.")
         waiting: list[tuple[str, Any]] = [("", opened)]
@@ -173,6 +174,7 @@ def _dimension(dataset: Any, axis: int, unnamed: dict[int, str]) -> str:
     if dataset.is_scale and len(dataset.shape) == 1:
         return str(dataset.name).rpartition("/")[2]
     size = dataset.shape[axis]
+    # Named as the NetCDF library and xarray name dimensions without a scale.
     return unnamed.setdefault(size, f"phony_dim_{len(unnamed)}")
 
 
@@ -199,6 +201,7 @@ def _chunked(path: str, dataset: Any, chunks: tuple[int, ...]) -> Places:
             masked.append(chunk.filter_mask)
 
     dataset.id.chunk_iter(visit)
+    # The filters of a Zarr array hold for all of its chunks.
     if masked:
         raise _refused(path, f"its filters were left out for {len(masked)} of its chunks")
     coords = np.array(starts, np.int64).reshape(len(starts), len(chunks)) // np.array(chunks)

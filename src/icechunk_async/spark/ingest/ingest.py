@@ -233,6 +233,7 @@ def ingest_virtual(
     plan, answers = ingest.plan(catalog, mode, group_of)
     report = report_of(plan, answers, given.locations)
     check_report(report, on_error)
+    # Before anything is published: an error of Spark must not hide that the commit landed.
     frame = spark.createDataFrame(report)
     if plan.is_unchanged:
         return Ingested(Published(session.snapshot_id, committed=False), report, frame)
@@ -290,6 +291,7 @@ class _Ingest:
         if self.concat_dim is None:
             return replace(found, entries=existing_groups(self.session, found))
         self.template = existing_template(self.session, found, self.group)
+        # The output was deleted by hand: all is ingested anew, as the first time.
         if self.template is None and not has_output(self.session, found, self.group):
             return replace(found, entries=(), loaded=())
         return found

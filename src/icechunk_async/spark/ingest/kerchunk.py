@@ -47,6 +47,7 @@ async def scan_kerchunk(virtual: VirtualChunks, document: bytes) -> Scanned:
 
 
 async def _scanned(virtual: VirtualChunks, found: References) -> Scanned:
+    # References say nothing of the state of what they refer to, so each object is asked once.
     states = await _states(virtual, found.urls)
     groups: dict[str, Mapping[str, Any]] = {"": {}}
     arrays: dict[str, ScannedArray] = {}
@@ -114,8 +115,9 @@ async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: FolderListing) 
             _Part.read(await virtual.fetch(listing.urls[key]), number * rows, grid, codes)
             for number, key in _files(listing, path)
         ]
+        places = Places.joined([it.places for it in parts], len(grid))
         inline = {place: it for part in parts for place, it in part.inline.items()}
-        arrays[path] = ScannedArray(document, _joined(parts, len(grid)), inline)
+        arrays[path] = ScannedArray(document, places, inline)
     urls = tuple(location_of(url, {}) for url in codes)
     states = await _states(virtual, urls)
     return Scanned(
@@ -178,16 +180,6 @@ def _coordinates(rows: npt.NDArray[np.int64], grid: tuple[int, ...]) -> npt.NDAr
 def _column(table: Any, name: str) -> npt.NDArray[np.uint64]:
     column: npt.NDArray[Any] = table.column(name).fill_null(0).to_numpy()
     return column.astype(np.uint64)
-
-
-def _joined(parts: list[_Part], rank: int) -> Places:
-    places = [Places.none(rank), *(it.places for it in parts)]
-    return Places(
-        np.concatenate([it.coords for it in places]),
-        np.concatenate([it.codes for it in places]),
-        np.concatenate([it.offsets for it in places]),
-        np.concatenate([it.lengths for it in places]),
-    )
 
 
 def _sized(array: ScannedArray, states: tuple[SourceState, ...]) -> ScannedArray:

@@ -111,6 +111,7 @@ def scan_netcdf3(
 
 def _record_stride(variables: Sequence[_Variable]) -> int:
     """Return the bytes from one record to the next; those of a single variable have no padding."""
+    # The specification's exception: a single variable with records is stored without padding.
     sizes = [it.record_bytes for it in variables if it.has_records]
     return sizes[0] if len(sizes) == 1 else sum(-(-size // 4) * 4 for size in sizes)
 

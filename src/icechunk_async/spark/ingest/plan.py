@@ -284,6 +284,8 @@ def plan_concat(
     stay = existing is not None and any(
         _stays(catalog, answers, location) for location in order if location in catalog.by_location
     )
+    # The arrays that are there count while any file keeps its references to them. If all files come
+    # anew, the first of them says what the arrays are.
     plan.template = existing if stay else _first(order, answers, dim)
     start = 0
     for location in order:

@@ -84,6 +84,7 @@ class SourceState:
             return self.etag, 0
         if kind == "none" or self.modified_us is None:
             return None, 0
+        # Rounded up: readers refuse an object that is newer than the second that is recorded.
         return None, -(-self.modified_us // _MICROSECONDS)
 
 
@@ -116,6 +117,17 @@ class Places:
             np.zeros(len(coords), np.uint32),
             np.asarray(offsets, np.uint64),
             np.asarray(lengths, np.uint64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Places], rank: int) -> Self:
+        """Return tables whose codes are of the same URLs as one."""
+        places: list[Places] = [cls.none(rank), *parts]
+        return cls(
+            np.concatenate([it.coords for it in places]),
+            np.concatenate([it.codes for it in places]),
+            np.concatenate([it.offsets for it in places]),
+            np.concatenate([it.lengths for it in places]),
         )
 
     def __len__(self) -> int:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FolderListing", "RemoteFile", "Source", "check_state", "list_folder", "state_of"]
 
+# Libraries read the metadata of a file in small pieces, in many places: a request for each would
+# take most of a scan.
 _BLOCK_BYTES: Final = 1 << 20
 _BLOCKS: Final = 32
 _NO_ETAGS: Final = frozenset({"file", "memory", "http", "https"})

@@ -235,6 +235,8 @@ async def _scan_file(source: Source, options: ScanOptions) -> Scanned:
                 return ingest_netcdf3.scan_netcdf3(file, *about, concat_dim=dim)
             return scan_hdf5(file, *about, concat_dim=dim, skip=options.skip)
 
+    # h5py blocks, and its reads come back to this loop through `RemoteFile`: on the loop itself it
+    # would wait for ever.
     return await anyio.to_thread.run_sync(scan)
 
 

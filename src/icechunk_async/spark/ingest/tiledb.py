@@ -100,6 +100,8 @@ async def scan_tiledb(
     left_out = {it.strip("/") for it in skip}
     names = [it.name for it in array.schema.attributes if it.name not in left_out]
     array.grid()  # refuses sparse arrays
+    # Written to a repository in memory, and read off that: one function decides what chunks are of
+    # an array of TileDB, here and in `icechunk_async.tiledb.ingest_array`.
     async with Repository.create(f"memory://{uuid4()}") as scratch:
         session = await scratch.writable_session("main")
         try:
@@ -132,9 +134,9 @@ async def _harvest(session: Session, listing: FolderListing) -> Scanned:
             continue
         refs = [it async for it in Batches(session.workspace, path, _ROWS, lambda it: it)]
         rank = len(document["shape"])
-        places = [_places(it, urls) for it in refs] or [Places.none(rank)]
+        places = Places.joined([_places(it, urls) for it in refs], rank)
         inline = await _inline(session, path, refs)
-        arrays[path.rpartition("/")[2]] = ScannedArray(document, _joined(places), inline)
+        arrays[path.rpartition("/")[2]] = ScannedArray(document, places, inline)
     states = tuple(
         SourceState(it.size_bytes, "", None, clock.to_us(it.last_modified))
         for it in (infos[url] for url in urls)
@@ -150,15 +152,6 @@ def _places(refs: ChunkRefs, urls: dict[str, int]) -> Places:
     for number in np.unique(objects).tolist():
         numbers[number] = urls.setdefault(refs.locations.get(number), len(urls))
     return Places(refs.coords[rows], numbers[objects], refs.offsets[rows], refs.lengths[rows])
-
-
-def _joined(places: Sequence[Places]) -> Places:
-    return Places(
-        np.concatenate([it.coords for it in places]),
-        np.concatenate([it.codes for it in places]),
-        np.concatenate([it.offsets for it in places]),
-        np.concatenate([it.lengths for it in places]),
-    )
 
 
 async def _inline(

@@ -257,6 +257,7 @@ class _Writing:
                 continue
             first = [0] * len(array.shape)
             first[axis] = file.start // chunk_shape(document)[axis]
+            # A changed file may have fewer chunks than it had: its place is emptied first.
             if file.start < old_total:
                 parts.append(_deletions(array.document, first, grid(document)))
             parts.append(file.scanned.refs(array.places, self._normalize, self._guard, first))

@@ -134,6 +134,7 @@ class _Found:
                 chunks.add(key.removeprefix(f"{path}/") if path else key, key)
         order = [key for it in self.arrays.values() for key in it.keys]
         infos = self._listing.infos
+        # Sizes and times are those of the listing: no request for any chunk.
         states = tuple(
             SourceState(infos[key].size_bytes, "", None, clock.to_us(infos[key].last_modified))
             for key in order

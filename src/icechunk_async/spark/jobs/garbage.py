@@ -175,6 +175,7 @@ class _Collection:
         async def begin(native: AsyncRepository) -> _Begun:
             nonlocal survey
             opened = native.engine
+            # Leases first: a live session holds the cutoff back, and all that follows goes by that.
             self.leases = await spared_in(opened)
             self.cutoff = self.leases.cutoff(self.cutoff)
             self.statistics = await Doomed.listed(opened.storage, self.cutoff)
@@ -241,6 +242,7 @@ class _Collection:
         whole = self.shared.ask(_lists_whole_folders)
         parts: list[_Listing] = []
         for folder, ids in keep.items():
+            # Snapshots and logs are few beside these.
             large = folder in ("manifests", "chunks") and not whole
             for letter in range(len(ALPHABET)) if large else (None,):
                 prefix = f"{folder}/" if letter is None else f"{folder}/{ALPHABET[letter]}"
@@ -260,6 +262,8 @@ class _Collection:
             failed = {} if self.dry_run else self._delete(mine, folder)
             reasons.update(failed)
             if failed:
+                # What could not be deleted still refers to objects in later folders, and would look
+                # like damage without them.
                 skipped = FOLDERS[place + 1 :]
                 break
         statistics = self.shared.ask(self._delete_statistics)
@@ -320,6 +324,8 @@ class _Collection:
             tuple(keys[start : start + _KEYS_PER_TASK])
             for start in range(0, len(keys), _KEYS_PER_TASK)
         ]
+        # A job takes Spark a fifth of a second and more before it does anything; this is one
+        # request.
         if len(keys) <= BATCH:
             done = self.shared.ask(lambda it: _delete(it, keys))
             return dict(zip(done["key"], done["reason"], strict=True))

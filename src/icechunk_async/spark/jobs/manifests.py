@@ -226,5 +226,6 @@ async def _rewrite(repository: AsyncRepository, cells: _Cells) -> Mapping[str, S
         for it in made.files.values()
     ]
     if rows:
+        # Once for all manifests of the task, in its first row.
         rows[0] = (*rows[0][:-1], pickle.dumps(made, protocol=5))
     return columns_of(_REWRITTEN, rows)

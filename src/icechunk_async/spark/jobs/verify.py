@@ -200,6 +200,8 @@ class _Run:
         total = Contents(None, None, options.level, [])  # type: ignore[arg-type]
         uses = list(enumerate(begun.uses))
         manifests = [_Manifests(list(it), self.codecs, options) for it in self._divided(uses)]
+        # Manifests before objects: only these say which objects are needed, and how many bytes of
+        # each.
         table = self._job("reading manifests", manifests, _examine, _EXAMINED, total)
         findings: list[Finding] = [it for some in _loaded(table, "findings") for it in some]
         drawn = draw(NeededObjects.joined(_loaded(table, "needed")), options)

@@ -297,6 +297,8 @@ class TileDBReader(DataSourceReader):
         boxes = clipped([tuple(wanted)], [whole])
         pieces = [piece for it in boxes for piece in cut(it, grid.shape, max_rows)]
         parts: list[TilePart] = []
+        # A task gets only the footers of fragments that it reads: with all of them the plan would
+        # grow with their square.
         for group in grouped(pieces, max_rows):
             near = sorted({number for box in group for number in grid.fragments_in(box)})
             fragments = tuple(PortableFragment.of(array, number) for number in near)

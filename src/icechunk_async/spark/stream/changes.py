@@ -366,6 +366,8 @@ def _candidates(
             chunks = touched[column.name]
             cells.append(cells_of_chunks(chunks, sizes, axes, grid.chunks, common))
         else:
+            # A chunk of such an array is in many cells of the table. Its values are few, so they
+            # are compared here, and tasks read only what they touch.
             box = _differing_box(before, after, column.name, axes, common)
             cells.append(_cells_of_box(box, grid.chunks))
     if not cells:

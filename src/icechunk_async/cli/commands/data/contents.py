@@ -349,6 +349,7 @@ async def stats(repository: Repository) -> Volume:
     known: set[SnapshotId] = set()
     for tip in (*branches.values(), *tags.values()):
         async for info in repository.ancestry(snapshot_id=tip):
+            # Its history was walked from another ref.
             if info.id in known:
                 break
             known.add(info.id)
@@ -435,6 +436,7 @@ def _show_listing(document: Listing, console: Console) -> None:
 
 def _show_content(content: Content, console: Console) -> None:
     if content.document is None or isinstance(content, RawContent):
+        # Bytes, so that they can be piped on unchanged.
         sys.stdout.buffer.write(base64.b64decode(content.base64))
     else:
         console.print_json(data=content.document, ensure_ascii=False)

@@ -230,6 +230,7 @@ async def sql(
             storage_options=options or None,
         )
 
+        # Only for an error: it opens every table, and not those alone that the statement names.
         def others_here() -> str:
             every = connect(url, ref=ref, at=others, tables=(), storage_options=options or None)
             return ", ".join(str(it) for (it,) in every.execute("show tables").fetchall())
@@ -276,6 +277,7 @@ def _result(
         if done is None:
             raise _no_rows(statement)
         columns = [str(it[0]) for it in done.description or ()]
+        # One more than is shown tells that there are more, without reading all.
         rows: list[tuple[Any, ...]] = done.fetchmany(limit + 1)
     except duckdb.Error as error:
         reason = str(error)

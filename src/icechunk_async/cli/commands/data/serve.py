@@ -143,6 +143,8 @@ async def serve(
     if not quiet:
         _log_to_stderr()
     with listening(host, port) as listener:
+        # Once it listens: with --port 0 only the listener knows the port, and who reads the line
+        # may connect.
         yield Serving(url_of(listener), repository.storage.description.url)
         async with gateway:
             await run(gateway, listener, deadline_seconds=deadline)
@@ -162,6 +164,7 @@ def _log_to_stderr() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    # Else each line would come twice where the root logger prints as well.
     log.propagate = False
 
 

@@ -224,6 +224,7 @@ async def config(
     if statistics is not None:
         await repository.keep_statistics(enabled=statistics)
     if set_:
+        # `save_config` stores what the repository was opened with.
         async with repository.reopen(config=changed) as other:
             await other.save_config()
     return Configuration(

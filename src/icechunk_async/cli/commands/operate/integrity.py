@@ -252,6 +252,7 @@ async def repair(
             f"--level {level} has no meaning beside --report {report}: nothing is verified then. "
             "Leave one of them out"
         )
+    # Before the repository is opened, which needs this object.
     step = await upkeep.restore_repo_object(url, dry_run=not apply, storage_options=options)
     if step is not None:
         return Repaired(apply, [Step(step.action, step.target, step.detail)], [])
@@ -262,6 +263,8 @@ async def repair(
     async with AsyncExitStack() as stack:
         try:
             repository = await stack.enter_async_context(opened)
+        # It opens neither now nor with a backup: say what is damaged, in place of how the opening
+        # failed.
         except (RepositoryNotFoundError, FormatError):
             report_of_it = await upkeep.verify(url, "structure", storage_options=options)
             left = [f"{it.detail} {_NO_BACKUP}" for it in report_of_it.findings]
@@ -361,6 +364,7 @@ def register(app: typer.Typer) -> None:
         )
     )
     app.command()(
+        # By URL: verify looks also at what is too damaged to be opened.
         url_command(verify, _show_verified, has_failed=lambda it: not it.is_healthy, error_code=2)
     )
     app.command()(repository_command(sums, _show_summed, has_failed=lambda it: bool(it.unreadable)))

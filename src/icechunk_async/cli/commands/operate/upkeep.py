@@ -295,6 +295,7 @@ async def rewrite_manifests(
     """
     from icechunk_async.engine.upkeep.rewrite import plan_rewriting  # noqa: PLC0415 -- slow
 
+    # A rewrite that changes no split would add a commit for nothing.
     plan = await plan_rewriting(repository.engine, branch)
     before = plan.snapshot_id
     if dry_run or not (plan.arrays or always):

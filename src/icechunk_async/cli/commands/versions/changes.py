@@ -124,6 +124,7 @@ async def changes(
     """
     count = 0
     found = repository.changes(start, end, net=not each_commit, level=level.value)
+    # --limit may end it early, and its requests with it, not when garbage is collected.
     async with aclosing(found):  # type: ignore[type-var] # it is a generator
         async for change in found:
             for line in _lines(change):

@@ -251,6 +251,7 @@ async def _report(
 ) -> Combination:
     try:
         found = await work()
+    # A conflict is a result here, not an error: it is listed, and the exit code is 1.
     except MergeConflictError as error:
         report: MergeReport = error.context["report"]  # type: ignore[assignment]
         found = report

@@ -130,6 +130,7 @@ async def reset_branch(
 
     JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
     """
+    # Looked up before the target, so that a move by others in between is noticed.
     before = await repository.lookup_branch(name)
     target = await find_target(repository, ref, as_of)
     await repository.reset_branch(name, target.snapshot_id, from_snapshot_id=before)

@@ -120,6 +120,7 @@ async def watch(
         if webhook is not None:
             data = {**asdict(line), "written_at": line.written_at.isoformat()}
             await webhook.send(line.snapshot_id, line.written_at, branch, data)
+        # Printed once it was taken, so that the last line tells where to continue.
         yield line
         if left is not None and (left := left - 1) == 0:
             return
@@ -184,6 +185,7 @@ class Webhook:
                     found = f"status {status}"
                 if 200 <= status < 300:
                     return
+                # The same event would be refused again, for ever.
                 if 400 <= status < 500 and status != _TOO_MANY_REQUESTS:
                     raise InvalidInputError(
                         f"The server at {self._url!r} refuses the event of snapshot {event_id} "
