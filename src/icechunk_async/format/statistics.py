@@ -132,6 +132,7 @@ class ChunkStatistics:
         if len(view) < _HEAD.size + _DIGEST_BYTES:
             raise _damaged(statistics_id, "they are cut off")
         magic, about, code, zeros, meaning, count = _HEAD.unpack_from(view)
+        # The last letter is the version: objects of a newer one are no damage.
         if magic[:-1] != _MAGIC[:-1]:
             raise _damaged(statistics_id, "the object is something else")
         kind = _KINDS.get(code)
@@ -146,6 +147,7 @@ class ChunkStatistics:
         form = row_type(kind)
         if end - _HEAD.size != count * form.itemsize:
             raise _damaged(statistics_id, f"they have another size than {count} rows")
+        # Wrong bounds would leave data out of results in silence, so nothing damaged may pass.
         if hashlib.sha256(view[:end]).digest() != bytes(view[end:]):
             raise _damaged(statistics_id, "their own digest is another one")
         rows = np.empty(count, form)
@@ -169,7 +171,7 @@ def _names(rows: Rows) -> tuple[str, ...]:
 def _is_possible(rows: Rows, kind: ValueKind) -> bool:
     """Return whether rows are in order, and their bounds are bounds."""
     keys = rows["key"]
-    most = np.uint64(1 << 62)
+    most = np.uint64(1 << 62)  # sums of two must not wrap
     few = bool((rows["count"] < most).all() and (rows["nulls"] < most).all())
     if kind == "t":
         blocks = (rows[at : at + _BLOCK] for at in range(0, len(rows), _BLOCK))
@@ -192,9 +194,8 @@ def _are_texts(rows: Rows) -> bool:
         if (raw[:, :-1] * _is_behind(raw)).any():
             return False
         try:
-            raw.tobytes().decode(
-                "utf-8"
-            )  # a length is ASCII, so no character has bytes of two texts
+            # All at once: a length is ASCII, so no character has bytes of two texts.
+            raw.tobytes().decode("utf-8")
         except UnicodeDecodeError:
             return False
     return bool((rows["low"] <= greatest_keys(rows)).all())
@@ -307,6 +308,7 @@ def chunk_keys(
     known = np.zeros(count, bool)
     native = np.flatnonzero(refs.kinds == Kind.NATIVE)
     if len(native):
+        # Ids are random and objects never change, so the id stands for the bytes.
         ids = refs.chunk_ids[refs.objects[native]]
         raw[native, : ids.shape[1]] = ids
         raw[native, 16:24] = _words(refs.offsets[native])

@@ -153,6 +153,7 @@ class FaultProxy:
         head = await read_request_head(reader)
         if head is None:
             return False
+        # The server is asked once all of the request is here, and this client waits to be told.
         if (head.header("expect") or "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request = await read_request(reader, head)
@@ -171,7 +172,7 @@ class FaultProxy:
                 return False
             case Hang(applied=False):
                 self._note(request, "hung before", None)
-                await reader.read(1)
+                await reader.read(1)  # until the client gives up
                 return False
             case Delay(seconds):
                 await asyncio.sleep(seconds)

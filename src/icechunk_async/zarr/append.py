@@ -74,6 +74,8 @@ class AppendSolver:
     async def prepare(self, preparation: Preparation) -> Settled:
         """Move our appended chunks behind those of the branch; see `PreparingSolver`."""
         appends = [it for it in _appends(preparation, self.dimension) if it is not None]
+        # Arrays along one dimension must stay equally long: one that appended something else leaves
+        # all of them to the default.
         if not appends or len({(it.old, it.theirs, it.ours) for it in appends}) > 1:
             return {}
         for append in appends:
@@ -154,6 +156,8 @@ def _append_of(base: Node, mine: Node, branch: Node, dimension: str) -> _Append 
     documents: list[dict[str, Any]] = [json.loads(it.user_data) for it in (base, mine, branch)]
     shapes: list[list[int]] = [it.pop("shape") for it in documents]
     names = branch.array.dimension_names or ()
+    # But for the shape all three documents must be equal: with other codecs or another fill value
+    # chunks of one side would be read by the document of the other.
     if dimension not in names or documents[0] != documents[1] or documents[0] != documents[2]:
         return None
     grid = documents[0]["chunk_grid"]
@@ -204,6 +208,7 @@ async def _old_part_agrees(preparation: Preparation, append: _Append) -> bool:
         mine = await codec.decode(await preparation.ours.read_chunk(append.mine.path, tuple(row)))
         base = await codec.decode(await preparation.base.read_chunk(append.base.path, tuple(row)))
         part = _along(append.axis, 0, inside, mine.ndim)
+        # By bytes: a NaN equals itself then, and a negative zero is not zero.
         return mine[part].tobytes() == base[part].tobytes()
 
     return all(await bounded_map(agrees, rows, limit=_CONCURRENT_CHUNKS))
@@ -232,6 +237,8 @@ async def _moved(
     along = refs.coords[:, append.axis]
     kept = refs.take(along < append.first)
     new = refs.take((along >= append.first) & (refs.kinds != Kind.DELETED))
+    # If the branch appended whole chunks, ours only get other coordinates. Otherwise every cell of
+    # ours moves to another place within a chunk, and all of them are written anew.
     if append.theirs % append.size:
         written = await _assembled(preparation, append, new)
         return ChunkRefs.concat([kept, written]).sort(), _shared(append, written)

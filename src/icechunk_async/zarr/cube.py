@@ -212,6 +212,8 @@ class _Reading:
         places = np.stack([it.ravel() for it in mesh], 1) if mesh else np.empty((1, 0), np.uint32)
         versions = [state for _, state in states]
         table, chunks = await shared_chunks(self._engine.assets, versions, places)
+        # By chunk instead of by version: most versions share most chunks, and each different one is
+        # read and decoded once.
         order = np.argsort(table, axis=None, kind="stable")
         bounds = np.searchsorted(table.ravel()[order], np.arange(len(chunks) + 1))
 

@@ -115,6 +115,7 @@ class _Export:
         entries = destination.list_prefix()
         async with closing(entries):
             self._there = {it.key async for it in entries if isinstance(it, ObjectInfo)}
+        # Only a copy of the same snapshot may be continued: chunks that are there are not compared.
         note: dict[str, object] = {"snapshot": snapshot_id}
         if self._paths is not None:
             note["paths"] = list(self._paths)
@@ -175,11 +176,13 @@ class _Export:
                 page = []
         await bounded_map(self._write, page, limit=_AT_ONCE)
         self._progress(Progress("writing chunks", done + len(page)))
+        # Durable before any document says that they are there.
         await self._destination.sync()
         return documents
 
     async def write_documents(self, documents: list[str]) -> None:
         """Write documents, that of the root last, and delete the note."""
+        # A reader that finds a document finds all that is below it: the deepest are written first.
         depths = sorted({key.count("/") for key in documents}, reverse=True)
         for depth in depths:
             level = [key for key in documents if key.count("/") == depth]

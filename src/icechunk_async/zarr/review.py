@@ -223,6 +223,7 @@ class _Drawing:
         return self._map(self._sums / np.maximum(self._numbers, 1))
 
     def _map(self, values: npt.NDArray[np.float64]) -> ChangeMap:
+        # Reviews are stored as JSON, which has no infinities.
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         rows, columns = self._sizes
         row_cells, column_cells = self._steps

@@ -98,6 +98,7 @@ class ParquetReader:
         with _faults(name):
             self._file = pq.ParquetFile(
                 pa.BufferReader(pa.py_buffer(data)),
+                # Equal texts stay one value, so that the memory is in proportion to the file.
                 read_dictionary=[it.path for it in columns if it.is_bytes],
                 **_PLAIN,
             )
@@ -130,6 +131,7 @@ class ParquetReader:
             if not chosen:  # pyarrow 18 cannot read none
                 return self._file.schema_arrow.empty_table().select(self._columns)
             table = self._file.read_row_groups(chosen, columns=self._columns, use_threads=False)
+            # pyarrow checks neither offsets nor indices by itself, and what follows trusts them.
             table.validate()
             return table.select(self._columns)
 

@@ -145,6 +145,7 @@ def stored_time(flushed_at: int, parent_at: int | None) -> int:
         flushed_at: when it was made.
         parent_at: the time of the one before it; None for the first.
     """
+    # Two commits within a millisecond would have no order, which history is told by.
     earliest = 0 if parent_at is None else parent_at + _US
     return max(flushed_at, earliest) // _US * _US
 
@@ -183,7 +184,7 @@ def encode_state(state: State) -> bytes:
     if state.is_migrated:
         ours["migrated"] = True
     document: dict[str, Any] = {
-        **state.others,
+        **state.others,  # first, so that none of them replaces what is known
         "id": state.id,
         "generation": state.generation,
         **({} if state.store_root is None else {"store_root": state.store_root}),
@@ -191,6 +192,7 @@ def encode_state(state: State) -> bytes:
         "refs": {
             name: {
                 "name": name,
+                # As its own writer called it: ids of others need not be ours.
                 "snapshot-id": state.snapshots[ref.target].document["snapshot-id"],
                 "type": ref.kind,
             }
@@ -220,6 +222,7 @@ def decode_state(data: bytes | memoryview) -> State:
         if name in ids:
             raise part.fault(f"has the snapshot {name!r:.60} twice")
         ids[name] = snapshot_id(name)
+    # Parents may be listed after their children, so ids come first.
     entries = (_read_entry(part, ids) for part in listed)
     snapshots = {entry.info.id: entry for entry in entries}
     if len(snapshots) != len(listed):

@@ -59,6 +59,8 @@ class Reader:
         """Read an unsigned word; check that it is inside and aligned."""
         if not 0 <= position <= self.size - width:
             raise outside()
+        # It could be read nevertheless, but the official verifier refuses it: a file must not be
+        # good for one reader and damaged for another.
         if position & (width - 1):
             raise misaligned()
         value: int = _NUMBERS[width].unpack_from(self.payload, position)[0]
@@ -92,6 +94,7 @@ class Reader:
 
     def text(self, at: int, *, counted: bool = True) -> str:
         """Read the string whose count is at a position."""
+        # By its count alone: verifiers tolerate strings without the NUL that should end them.
         size = self.number(at)
         if at + 4 + size > self.size:
             raise outside()

@@ -62,6 +62,7 @@ class Layout:
 
     def place_vector(self, count: int, item_size: int, align: int) -> int:
         """Reserve a vector and return the position of its count, which precedes the items."""
+        # The items have to be aligned, and their count lies right before them.
         align = max(align, 4)
         items = self.place(4, 4) + 4
         items += (-items) % align

@@ -139,6 +139,7 @@ class StoredStrings:
 
     def _decode_all(self, raws: list[bytes], compressed: npt.NDArray[np.bool_]) -> Strings:
         """Decode strings within a budget; equal ones, though stored apart, only once."""
+        # With a dictionary a few bytes become a long location, and each reference may have another.
         budget = _MAX_RATIO * self.raw.buffer.size
         known: dict[tuple[bytes, bool], str] = {}
         for key in zip(raws, compressed.tolist(), strict=True):
@@ -165,6 +166,7 @@ class StoredStrings:
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared == _UNKNOWN_SIZE:
             declared = _MAX_LOCATION_BYTES
+        # Longer than any URL. The official reader stops at 1024 bytes already.
         if declared > _MAX_LOCATION_BYTES:
             raise FormatError(f"A location claims to be {declared} bytes long.")
         with self._lock:  # a zstd context serves one thread at a time
