@@ -1,22 +1,16 @@
-"""Checksums of chunks, the sidecars of manifests that keep them, and lists of digests over both.
+"""Checksums of chunks, and the sidecars of manifests that keep them.
 
 The format of Icechunk has no place for checksums, so they are kept beside each manifest, in a
 separate object (docs/reference/chunk-sums.md). A sum that is missing is unknown, which is never
 an error: other writers know nothing of sums.
 
 In memory a sum is a code of 64 bits: `KNOWN` plus the CRC-32C of the bytes, and 0 if it is unknown.
-
-A list of digests says what a snapshot consists of, so that anybody can check it. It is a text in
-the format of ``sha256sum``, beside the sidecars; its own SHA-256 is the content root. So the root
-vouches for the list, the list for nodes, manifests and sidecars, a sidecar for the bytes of chunks.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from dataclasses import field, replace
+from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -24,9 +18,8 @@ import google_crc32c
 import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import FormatError, InvalidInputError
+from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ManifestId, NodeId
-from icechunk_async.format.layout import manifest_key, sums_key
 from icechunk_async.format.manifest.reading import MAX_RANK, Manifest
 from icechunk_async.format.manifest.refs import Kind
 
@@ -38,27 +31,21 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import ChunkRefs
 
     type Data = bytes | bytearray | memoryview
-    from collections.abc import Iterable
-
-    from icechunk_async.format.snapshot import Node
 
 __all__ = [
-    "CONTENT_ROOT",
     "KNOWN",
     "ArraySums",
     "Codes",
-    "DigestList",
-    "Listed",
     "ManifestSums",
     "SumsHead",
     "crc_of",
-    "node_lines",
     "sum_of",
     "without_sum",
 ]
 
 type Codes = npt.NDArray[np.uint64]
 """A code for each of some chunks, ``(n,)``."""
+
 KNOWN: Final = 1 << 32
 """In the code of a sum: it is known."""
 _MAGIC: Final = b"ICASUMS1"
@@ -67,11 +54,6 @@ _HEAD: Final = Struct("<8s12sBB2s32sII")
 """Magic number, manifest, algorithm, whether it is complete, zeros, digest, arrays, zero."""
 _ARRAY: Final = Struct("<8sIIQ")
 _DIGEST_BYTES: Final = 32
-CONTENT_ROOT: Final = "icechunk-async-content-root"
-"""The property of a snapshot that holds its content root, in hexadecimal digits."""
-_FIRST: Final = "# icechunk-async digests 1"
-_DIGEST: Final = re.compile(r"([0-9a-f]{64})  (manifests|sums)/([0-9A-Z]{20})")
-_NOTE: Final = re.compile(r"# (unknown manifests|incomplete sums)/([0-9A-Z]{20})")
 
 
 def sum_of(data: Data) -> int:
@@ -288,114 +270,4 @@ def _damaged(manifest_id: ManifestId, why: str) -> FormatError:
     return FormatError(
         f"The sums of manifest {manifest_id} are damaged: {why}. No data is lost: delete "
         f"'sums/{manifest_id}', and make the sums anew with Repository.add_sums."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """The digests of a manifest and of its sidecar."""
-
-    manifest: bytes
-    """SHA-256 of the object of the manifest."""
-    sums: bytes | None
-    """SHA-256 of its sidecar; None if that lacks sums, so that it may still change."""
-
-
-@dataclass(frozen=True, slots=True)
-class DigestList:
-    """The list of one snapshot."""
-
-    nodes: tuple[str, ...]
-    """A line for each node, see `node_lines`."""
-    manifests: Mapping[ManifestId, Listed | None]
-    """Those that the snapshot uses; None: nothing is known of the manifest."""
-    data: bytes = field(repr=False)
-    """The stored form."""
-
-    @classmethod
-    def of(cls, nodes: Iterable[Node], manifests: Mapping[ManifestId, Listed | None]) -> DigestList:
-        """Return the list of a snapshot with these nodes and manifests."""
-        lines = tuple(node_lines(nodes))
-        body = [line for it in sorted(manifests) for line in _manifest_lines(it, manifests[it])]
-        text = "".join(f"{line}\n" for line in (_FIRST, *lines, *body))
-        return cls(lines, manifests, text.encode())
-
-    @property
-    def root(self) -> str:
-        """The content root, in hexadecimal digits."""
-        return hashlib.sha256(self.data).hexdigest()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the digest of every manifest is in it, so that its root says something."""
-        return None not in self.manifests.values()
-
-    @classmethod
-    def decode(cls, data: bytes | memoryview) -> DigestList:
-        """Read a list.
-
-        Raises:
-            FormatError: it is damaged, or of a newer version.
-        """
-        data = bytes(data)
-        try:
-            first, *lines = data.decode("ascii").removesuffix("\n").split("\n")
-            if first != _FIRST:
-                raise _damaged_list("its first line is another one")
-            nodes = [line for line in lines if line.startswith(("# array ", "# group "))]
-            manifests: dict[ManifestId, Listed | None] = {}
-            rest = iter(lines[len(nodes) :])
-            for line in rest:
-                _read_line(line, rest, manifests)
-        except (UnicodeDecodeError, InvalidInputError) as error:
-            raise _damaged_list(str(error)) from error
-        return cls(tuple(nodes), manifests, data)
-
-
-def node_lines(nodes: Iterable[Node]) -> list[str]:
-    """Return the lines of a list for nodes, one for each, in the order of their paths."""
-    lines: list[str] = []
-    for node in sorted(nodes, key=lambda node: node.path):
-        digest = hashlib.sha256(node.user_data).hexdigest()
-        path = json.dumps(node.path)
-        if node.array is None:
-            lines.append(f"# group {node.id} {digest} {path}")
-            continue
-        refs = sorted(
-            f"{ref.manifest_id}[{','.join(f'{low}:{high}' for low, high in ref.extents)}]"
-            for ref in node.array.manifests
-        )
-        lines.append(f"# array {node.id} {digest} {';'.join(refs) or '-'} {path}")
-    return lines
-
-
-def _manifest_lines(manifest_id: ManifestId, listed: Listed | None) -> list[str]:
-    manifest, sums = manifest_key(manifest_id), sums_key(manifest_id)
-    if listed is None:
-        return [f"# unknown {manifest}"]
-    second = f"# incomplete {sums}" if listed.sums is None else f"{listed.sums.hex()}  {sums}"
-    return [f"{listed.manifest.hex()}  {manifest}", second]
-
-
-def _read_line(line: str, rest: Iterable[str], found: dict[ManifestId, Listed | None]) -> None:
-    """Read what a list says of one manifest: one line, or two."""
-    note = _NOTE.fullmatch(line)
-    if note is not None and note[1] == "unknown manifests":
-        found[ManifestId.parse(note[2])] = None
-        return
-    first, second = _DIGEST.fullmatch(line), next(iter(rest), "")
-    sums, note = _DIGEST.fullmatch(second), _NOTE.fullmatch(second)
-    about = f"{sums[2]}/{sums[3]}" if sums is not None else second.removeprefix("# incomplete ")
-    known = sums is not None or note is not None
-    if not known or first is None or first[2] != "manifests" or about != f"sums/{first[3]}":
-        raise _damaged_list(f"it has the line {line[:100]!r}")
-    found[ManifestId.parse(first[3])] = Listed(
-        bytes.fromhex(first[1]), None if sums is None else bytes.fromhex(sums[1])
-    )
-
-
-def _damaged_list(why: str) -> FormatError:
-    return FormatError(
-        f"The list of a snapshot's digests is damaged: {why}. No data is lost; make it anew with "
-        "Repository.add_sums."
     )

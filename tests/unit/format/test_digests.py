@@ -7,9 +7,9 @@ import hashlib
 import pytest
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.digests import DigestList, Listed
 from icechunk_async.format.ids import ManifestId, NodeId
 from icechunk_async.format.snapshot import ArrayData, Dimension, ManifestRef, Node
-from icechunk_async.format.sums import DigestList, Listed
 
 DIGEST = hashlib.sha256(b"x").digest()
 

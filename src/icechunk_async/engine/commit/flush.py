@@ -28,19 +28,13 @@ from icechunk_async.engine.commit.shared import (
 )
 from icechunk_async.engine.sidecars.digests import digests_of, listed
 from icechunk_async.errors import FormatError
+from icechunk_async.format.digests import CONTENT_ROOT, DigestList
 from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.seekable.writing import MAX_PATCHED_REFS
 from icechunk_async.format.snapshot import Files, ManifestFileInfo, ManifestRef
-from icechunk_async.format.sums import (
-    CONTENT_ROOT,
-    ArraySums,
-    DigestList,
-    ManifestSums,
-    SumsHead,
-    without_sum,
-)
+from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -50,13 +44,13 @@ if TYPE_CHECKING:
     from icechunk_async.engine.changes.splitting import CellPlan
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.config import ManifestSplittingConfig
+    from icechunk_async.format.digests import Listed
     from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.manifest.refs import Extents
     from icechunk_async.format.manifest.seekable.writing import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import ArrayData, Node, Nodes, Snapshot
-    from icechunk_async.format.sums import Listed
 
 __all__ = [
     "Flushed",

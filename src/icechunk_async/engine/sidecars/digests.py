@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.errors import FormatError, ObjectNotFoundError
+from icechunk_async.format.digests import DigestList, Listed
 from icechunk_async.format.layout import digests_key
-from icechunk_async.format.sums import DigestList, Listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

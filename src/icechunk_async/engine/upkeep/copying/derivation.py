@@ -16,6 +16,7 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, NotFoundError
 from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
+from icechunk_async.format.digests import CONTENT_ROOT
 from icechunk_async.format.id_set import IdSet, format_ids
 from icechunk_async.format.ids import ManifestId, SnapshotId
 from icechunk_async.format.json.metadata import encode_items
@@ -24,7 +25,6 @@ from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.paths import ancestors, check_selection, name_of
 from icechunk_async.format.repo_info import SnapshotInfo
-from icechunk_async.format.sums import CONTENT_ROOT
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:

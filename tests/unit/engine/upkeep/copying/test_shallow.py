@@ -36,6 +36,7 @@ from icechunk_async.errors import (
     VirtualAccessError,
     VirtualSourceChangedError,
 )
+from icechunk_async.format.digests import CONTENT_ROOT
 from icechunk_async.format.id_set import format_ids
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
 from icechunk_async.format.manifest.reading import Manifest
@@ -45,7 +46,6 @@ from icechunk_async.format.manifest.refs import (
     NativeChunk,
     VirtualChunk,
 )
-from icechunk_async.format.sums import CONTENT_ROOT
 from icechunk_async.storage import StorageDescription, open_storage
 from tests.helpers import memory_url, objects, read, write
 from tests.unit.backends.loopback import serving
