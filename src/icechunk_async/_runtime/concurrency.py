@@ -102,8 +102,11 @@ async def bounded_map[T, R](
             results[index] = await fn(item)
 
     async with _task_group() as group:
-        for _ in range(limit):
-            group.create_task(worker())
+        workers = [group.create_task(worker()) for _ in range(limit)]
+    for it in workers:
+        # A group takes a task that ended as cancelled for one that is done. Nobody cancelled these,
+        # and the items of one that ended so have no results: raise, in place of leaving them out.
+        it.result()
     return [results[index] for index in sorted(results)]
 
 

@@ -150,6 +150,20 @@ async def test_gather_answers_in_order_and_cancels_the_rest_on_failure() -> None
         await gather(fail(), waiting.wait())
 
 
+async def test_call_that_ends_as_cancelled_is_not_left_out() -> None:
+    """Though nobody cancelled it: fewer results than items would be taken for all of them."""
+
+    async def call(number: int) -> int:
+        if number == 1:
+            raise asyncio.CancelledError
+        return number
+
+    with pytest.raises(asyncio.CancelledError):
+        await bounded_map(call, range(4), limit=2)
+    with pytest.raises(asyncio.CancelledError):
+        await gather(call(0), call(1), call(2))
+
+
 async def test_a_limit_below_one_is_refused() -> None:
     """It would never end."""
     with pytest.raises(ValueError, match="at least 1"):
