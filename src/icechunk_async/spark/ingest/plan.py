@@ -403,6 +403,7 @@ def plan_groups(
             )
         elif old is not None:
             plan.placed.append(Placed(location, old.stamp, old.group, 0, 0, None, old))
+    # Files that move are scanned first, and the plan is made again, which checks it then.
     if not plan.moved:
         check_apart((it.location, it.group) for it in plan.placed)
     return plan

@@ -240,6 +240,7 @@ class _Run:
     def _part(
         self, drawn: Drawn, native: Pieces, virtual: VirtualPieces, prefix: str | None
     ) -> _Objects:
+        # A part only: what a task is given travels to it, and all would travel to each.
         some = Drawn(native, virtual, 0, drawn.chunk_objects, 0, [])
         return _Objects(some, self.codecs, self.options, prefix)
 

@@ -215,6 +215,7 @@ def _numbers(column: pa.Array[Any], given: Sequence[Any]) -> tuple[npt.NDArray[A
     for it in given:
         if isinstance(it, bool) or not isinstance(it, int | float | Decimal):
             raise TypeError("Give numbers.")
+    # As in Spark: `lat = 0.1` selects nothing of a float32, since both sides become doubles.
     if pa.types.is_floating(column.type) or any(isinstance(it, float) for it in given):
         doubles = column.cast(pa.float64(), safe=False).fill_null(0).to_numpy()
         return doubles, [float(it) for it in given]

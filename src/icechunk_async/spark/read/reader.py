@@ -252,6 +252,8 @@ class IcechunkReader(DataSourceReader):
 
     def _plan(self) -> rows.RowPlan:
         """Return the reading of the columns that Spark asked for, and of those with conditions."""
+        # Made in each task: nothing open travels with the reader, and a worker mostly has the group
+        # open.
         dataset = open_group(self.options)
         named = dict.fromkeys((*self.schema.names, *columns_of(*self.options.where)))
         shape = table_shape(dataset, self.options.arrays, named)
@@ -438,5 +440,6 @@ def _shown(found: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Re
             raise InvalidInputError(
                 f"There is no column {missing[0]!r}. The table has {', '.join(batch.schema.names)}."
             )
+        # Spark stops if types are not exactly those of the schema that it was given.
         columns = [batch.column(name).cast(schema.field(name).type) for name in schema.names]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)

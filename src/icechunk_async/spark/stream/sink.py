@@ -150,8 +150,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         written = [it for it in messages if isinstance(it, BatchWritten)]
         plans = [it.plan for it in written]
         mark = sum((it.mark for it in written), BatchMark())
+        # A stream that lost its checkpoint counts from 0 again under the same name: the number
+        # alone does not tell new rows from old.
         if not mark.rows or self._is_written(plans[0], batchId, mark):
             return
+        # Tasks look up the arrays by themselves, and others may commit in between.
         plan = _oldest(plans, batchId)
         commit_rows(
             plan,

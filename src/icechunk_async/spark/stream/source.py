@@ -214,6 +214,8 @@ class StreamReader(DataSourceStreamReader):
         """
         self.check_columns(start)
         parts: list[ChangePart] = []
+        # Looked up again: the plan may be made anew after a restart, in another process than
+        # `latestOffset`.
         commits = self.after(start, end)
         before: Any = None
         for commit in commits:

@@ -74,6 +74,7 @@ def commit_rows(
 
     Cost: reads, joins and writes each chunk of which several tasks had rows.
     """
+    # Spark's messages may contain None.
     written = [it for it in messages if isinstance(it, RowsWritten)]
     if len(written) < len(messages):
         raise IncompleteWriteError(
