@@ -359,8 +359,8 @@ def find_route(options: Options, bucket: str, stock: Stock) -> Route:
 def _decisive(options: Options, bucket: str) -> object:
     """Return a cache key of everything that botocore's route depends on."""
     settings = {
-        name: value
-        for name, value in os.environ.items()
+        name: os.environ.get(name, "")  # another thread may have removed it
+        for name in os.environ  # which decodes no value that does not matter
         if name.startswith(_SETTINGS) and name not in _KEYS
     }
     files = [_state(Path(settings.get(name, default)).expanduser()) for name, default in _FILES]

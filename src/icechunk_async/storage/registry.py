@@ -27,7 +27,7 @@ from icechunk_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterator
+    from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
     from importlib.metadata import EntryPoint
 
@@ -71,6 +71,7 @@ _EXTRAS: Final = {
 }
 """The extra of this distribution that installs the driver of a scheme."""
 _loaded: Final[dict[str, OpenBackend]] = {}
+_parameters: Final[dict[OpenBackend, Mapping[str, inspect.Parameter]]] = {}
 
 
 class OpenBackend(Protocol):
@@ -151,7 +152,9 @@ async def open_storage(
     if backend is None:  # looking for entry points and importing reads many files
         backend = await asyncio.to_thread(_load, scheme, url)
         _loaded[scheme] = backend
-    parameters = inspect.signature(backend).parameters
+    parameters = _parameters.get(backend)
+    if parameters is None:  # finding them takes longer than all that follows
+        parameters = _parameters[backend] = inspect.signature(backend).parameters
     if "read_only" not in parameters:  # opening such a storage writes nothing anyway
         options.pop("read_only", None)
     _check_options(parameters.values(), scheme, options)

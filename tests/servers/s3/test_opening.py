@@ -6,14 +6,14 @@ Building the client takes tens of milliseconds, each time and for each event loo
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from icechunk_async.errors import InvalidInputError, StorageError
 from icechunk_async.storage import open_storage
-from icechunk_async_s3.connections import Connections, Stock, prepare
+from icechunk_async_s3.connections import Connections, Stock, _decisive, prepare
 from icechunk_async_s3.options import make_options, place_of
 
 if TYPE_CHECKING:
@@ -172,3 +172,21 @@ async def test_s3_itself_is_known_by_its_address(
     async with open_storage("s3://bucket", **given, quote_etags=False) as storage:
         await cast("Any", storage)._connections.here()
         assert not storage.capabilities.documented
+
+
+def test_of_the_environment_only_settings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding all of it takes as long as a request, each time that a storage is opened."""
+    read: list[str] = []
+
+    class Environment(UserDict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            read.append(name)
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(
+        "icechunk_async_s3.connections.os.environ",
+        Environment({"AWS_REGION": "there", "AWS_SECRET_ACCESS_KEY": "secret", "PATH": "/bin"}),
+    )
+    monkeypatch.setattr("icechunk_async_s3.connections._FILES", ())
+    assert _decisive(make_options(None, NOWHERE), "bucket")
+    assert read == ["AWS_REGION"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -100,6 +101,25 @@ async def test_a_storage_opens_by_its_url_and_from_its_description() -> None:
         description = storage.description
     async with reopen(description) as again:
         assert (await again.get("k")).data == b"x"
+
+
+async def test_the_parameters_of_a_backend_are_looked_up_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It took as long as a request."""
+    asked: list[object] = []
+    look = inspect.signature
+
+    def signature(backend: Callable[..., object]) -> inspect.Signature:
+        asked.append(backend)
+        return look(backend)
+
+    monkeypatch.setattr(registry, "_parameters", {})
+    monkeypatch.setattr(inspect, "signature", signature)
+    for _ in range(3):
+        async with open_storage("memory://looked-up-once"):
+            pass
+    assert len(asked) == 1
 
 
 async def test_a_storage_opened_read_only_writes_nothing(tmp_path: Path) -> None:
