@@ -43,8 +43,8 @@ each step. Both cost nearly the same whatever the size of the tree; the official
 writes all nodes.
 """,
     "Large objects on S3 through zarr": """
-Receiving, a copy of what is no part of an array, and Zarr's copy into the array follow one
-another on the thread of Zarr's only loop, where compiled clients receive on other threads.
+Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
+one another on the thread of Zarr's only loop, where compiled clients receive on other threads.
 Putting 1 MB takes everybody 1.0 to 1.2 ms of processor time, on two processors that the server
 needs, too. Memory counts as much: in a process that has done much else the C library gives it back
 after each object and takes it again, see [Memory](../../docs/explanation/performance.md#memory).

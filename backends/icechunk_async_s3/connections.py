@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
@@ -31,13 +32,9 @@ from botocore.utils import get_environ_proxies
 
 from icechunk_async.errors import InvalidInputError, StorageClosedError
 from icechunk_async_s3.credentials import CallbackKeys, ChainKeys, FixedKeys, S3Credentials
-from icechunk_async_s3.direct import DirectClient
-from icechunk_async_s3.proxied import ProxiedClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Generator
-
-    import aiohttp
 
     from icechunk_async_s3.credentials import KeySource
     from icechunk_async_s3.options import Options, Place
@@ -397,6 +394,9 @@ def _tls(authorities: Any) -> ssl.SSLContext:
     return context
 
 
+_KEEP_ALIVE_SECONDS: Final = 12.0
+
+
 @dataclass(frozen=True, slots=True)
 class Wiring:
     """The parts that one loop needs before its first request."""
@@ -408,10 +408,10 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A wiring with the HTTP client of its loop."""
+    """A wiring with the HTTP session of its loop."""
 
     wiring: Wiring
-    http: DirectClient | ProxiedClient
+    http: aiohttp.ClientSession
 
 
 def prepare(options: Options, bucket: str) -> Wiring:
@@ -433,34 +433,29 @@ def rewire(route: Route, options: Options, bucket: str) -> Wiring | None:
     return None if given is None else Wiring(route, given, Stock(options, bucket, given))
 
 
-def _client(route: Route, options: Options) -> DirectClient | ProxiedClient:
-    connect_seconds = options.connect_timeout_seconds or None
-    silence_seconds = options.network_stream_timeout_seconds or None
-    if route.proxy is not None:
-        return ProxiedClient(
-            route.base_url.removesuffix(route.path),
-            route.proxy,
-            route.tls,
-            connect_seconds=connect_seconds,
-            silence_seconds=silence_seconds,
-        )
-    parts = urlsplit(route.base_url)
-    return DirectClient(
-        parts.hostname or "",
-        parts.port or (443 if parts.scheme == "https" else 80),
-        route.tls,
-        connect_seconds=connect_seconds,
-        silence_seconds=silence_seconds,
-    )
-
-
 async def connect(wiring: Wiring, options: Options) -> AsyncGenerator[Connection]:
     """Return the one connection of the running loop, and close it when the generator is closed.
 
     A loop that ends closes its asynchronous generators, and so also the sockets of a storage that
     is open longer than the loop runs.
     """
-    http = _client(wiring.route, options)
+    connector = aiohttp.TCPConnector(
+        limit=0,  # the budget of the repository counts requests
+        keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        ssl=wiring.route.tls or True,
+    )
+    http = aiohttp.ClientSession(
+        connector=connector,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding", "User-Agent"),
+        timeout=aiohttp.ClientTimeout(
+            sock_connect=options.connect_timeout_seconds or None,
+            sock_read=options.network_stream_timeout_seconds or None,
+        ),
+    )
+    # aiohttp would repeat a write, and the second reply would be taken for the first.
+    http._retry_connection = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     try:
         yield Connection(wiring, http)
     finally:

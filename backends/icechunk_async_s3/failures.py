@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
-import ssl
 from dataclasses import dataclass
 from html import unescape
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +29,6 @@ from icechunk_async.errors import (
     WrongRegionError,
 )
 from icechunk_async_s3.credentials import redact
-from icechunk_async_s3.direct import BrokenReplyError, NotConnectedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,10 +36,7 @@ if TYPE_CHECKING:
     from icechunk_async_s3.credentials import S3Credentials
     from icechunk_async_s3.options import Place
 
-__all__ = ["SEND_ERRORS", "LostReplyError", "Refusal", "explain", "lost", "not_sent", "of_driver"]
-
-SEND_ERRORS: Final = (NotConnectedError, BrokenReplyError, aiohttp.ClientError, OSError)
-"""Errors of a request that got no complete reply, `TimeoutError` included."""
+__all__ = ["LostReplyError", "Refusal", "explain", "lost", "not_sent", "of_driver"]
 
 _ELEMENT: Final = re.compile(r"<(Code|Message|Region|Endpoint|ServerTime)>([^<]{0,600})</")
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
@@ -269,41 +263,32 @@ def not_sent(error: BaseException, asked: str, place: Place) -> IcechunkError | 
     """Return the error for a request that was never sent, or None if it may have been."""
     head = f"{asked} {place.url!r}"
     host = getattr(error, "host", None) or "the server"
-    cause = error.cause if isinstance(error, NotConnectedError) else error
-    match error, cause:
-        case (aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError(), _) | (
-            NotConnectedError(),
-            ssl.SSLError(),
-        ):
+    match error:
+        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
             return TLSError(
-                f"{head}: no secure connection to {host} ({_cause(cause)}). Check the host's "
+                f"{head}: no secure connection to {host} ({_cause(error)}). Check the host's "
                 "certificate and endpoint_url; name your own authority in AWS_CA_BUNDLE.",
                 url=place.url,
             )
-        case (aiohttp.ClientConnectorDNSError(), _) | (NotConnectedError(), socket.gaierror()):
+        case aiohttp.ClientConnectorDNSError():
             return NameResolutionError(
                 f"{head}: the name {host!r} could not be resolved. Check endpoint_url, region and "
                 "the network.",
                 url=place.url,
                 host=host,
             )
-        case (aiohttp.ConnectionTimeoutError(), _) | (NotConnectedError(), TimeoutError()):
+        case aiohttp.ClientConnectorError() | aiohttp.ClientProxyConnectionError():
+            return UnreachableError(
+                f"{head}: no connection to {host}:{error.port} ({_cause(error)}). Check that the "
+                "server runs, and endpoint_url.",
+                url=place.url,
+                host=host,
+            )
+        case aiohttp.ConnectionTimeoutError():
             return UnreachableError(
                 f"{head}: the server did not accept a connection in time. Check the network, or "
                 "raise connect_timeout_seconds.",
                 url=place.url,
-            )
-        case (
-            aiohttp.ClientConnectorError()
-            | aiohttp.ClientProxyConnectionError()
-            | NotConnectedError() as refused,
-            _,
-        ):
-            return UnreachableError(
-                f"{head}: no connection to {host}:{refused.port} ({_cause(cause)}). Check that the "
-                "server runs, and endpoint_url.",
-                url=place.url,
-                host=host,
             )
         case _:
             return None

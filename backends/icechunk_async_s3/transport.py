@@ -1,8 +1,9 @@
 """The transport: one signed request to one object, or to the bucket, over plain HTTP.
 
-aiobotocore needs twenty times the processor time for each of them, and much more to take a listing
-apart; and it repeats requests by itself, which makes a conditional write that landed look refused.
-The requests about uploads in parts still go through it, see `Transport.call`.
+Requests go through aiohttp directly. aiobotocore needs several times the processor time of its HTTP
+library for each of them, and much more to take a listing apart; and it repeats requests by itself,
+which makes a conditional write that landed look refused. The requests about uploads in parts still
+go through aiobotocore, see `Transport.call`.
 """
 
 from __future__ import annotations
@@ -13,20 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import aiohttp
 import numpy as np
+from yarl import URL
 
 from icechunk_async.errors import StorageClosedError, StorageError
 from icechunk_async.storage import Version
 from icechunk_async_s3.connections import sent_always
-from icechunk_async_s3.failures import (
-    SEND_ERRORS,
-    LostReplyError,
-    Refusal,
-    explain,
-    lost,
-    not_sent,
-    of_driver,
-)
+from icechunk_async_s3.failures import LostReplyError, Refusal, explain, lost, not_sent, of_driver
 from icechunk_async_s3.signing import (
     EMPTY_SHA256,
     UNSIGNED_PAYLOAD,
@@ -38,7 +33,9 @@ from icechunk_async_s3.signing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from aiohttp import ClientResponse
 
     from icechunk_async.errors import IcechunkError
     from icechunk_async.storage import Data
@@ -54,21 +51,24 @@ __all__ = [
     "Reply",
     "Transport",
     "as_bytes",
+    "body_to_send",
     "condition",
     "is_etag",
     "parse_etag",
+    "receive",
     "version_of",
 ]
 
 COPY_SOURCE: Final = "x-amz-copy-source"
+_PIECE_BYTES: Final = 256 * 1024
 
 
 def as_bytes(data: Data) -> Body:
     """Return the bytes of a buffer, not copied if that is safe.
 
-    The bytes of an array, which is what zarr writes, are copied while they are sent. A buffer that
-    its owner could resize is copied here: a view would block resizing it even after a cancelled
-    write.
+    The bytes of an array, which is what zarr writes, are copied while they are sent, see
+    `body_to_send`. A buffer that its owner could resize is copied here: a view would block resizing
+    it even after a cancelled write.
     """
     if isinstance(data, bytes):
         return data
@@ -81,8 +81,40 @@ def as_bytes(data: Data) -> Body:
     return bytes(data)
 
 
+def body_to_send(body: Body) -> bytes | AsyncIterator[Body]:
+    """Return a body for aiohttp; a large one in pieces, so that other tasks run in between.
+
+    A connection that is given up still sends the bytes it holds, which must not change. So it gets
+    copies of anything the owner may change after a cancellation: of a large body one piece at a
+    time, copied just before it is sent and so still in the processor's cache.
+    """
+    return bytes(body) if len(body) <= _PIECE_BYTES else _pieces(memoryview(body))
+
+
+async def _pieces(view: memoryview) -> AsyncIterator[Body]:
+    fixed = isinstance(view.obj, bytes)
+    for start in range(0, len(view), _PIECE_BYTES):
+        piece = view[start : start + _PIECE_BYTES]
+        yield piece if fixed else bytes(piece)
+
+
+async def receive(response: ClientResponse, into: memoryview | None) -> Body:
+    """Return the body of a reply: ``into``, filled, if it is a part of exactly that length."""
+    if into is None or response.status != 206 or response.content_length != len(into):
+        return await response.read()
+    filled = 0
+    async for piece, _ in response.content.iter_chunks():
+        into[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    # aiohttp raises if a connection ends early, and reads no more than the announced length.
+    assert filled == len(into)
+    return into
+
+
 _HASHED_HERE_BYTES: Final = 256 * 1024
 """Larger bodies are hashed on a thread, which takes longer but leaves the loop free."""
+
+_TRANSPORT_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,23 +333,31 @@ class Transport:
         self, request: _Request, connection: Connection, headers: dict[str, str]
     ) -> Reply:
         route = connection.wiring.route
-        target = request.path(route.path)
+        url = route.base_url.removesuffix(route.path) + request.path(route.path)
         if request.query:
-            target += "?" + request.query
+            url += "?" + request.query
         # Not signed, because intermediaries change them.
         headers["accept-encoding"] = "identity"
         headers["user-agent"] = self._options.user_agent or "icechunk-async"
+        data = None
         if request.method in ("PUT", "POST"):
             headers["content-length"] = str(len(request.body))
+            data = body_to_send(request.body)
         try:
-            return Reply(
-                *await connection.http.exchange(
-                    request.method, target, headers, request.body, request.into
+            async with connection.http.request(
+                request.method,
+                URL(url, encoded=True),
+                headers=headers,
+                data=data,
+                allow_redirects=False,  # the signature is for this host, and not for another's eyes
+                proxy=route.proxy,
+            ) as response:
+                return Reply(
+                    response.status, response.headers, await receive(response, request.into)
                 )
-            )
-        except (*SEND_ERRORS, RuntimeError) as error:
+        except (*_TRANSPORT_ERRORS, RuntimeError) as error:
             self._check_open(error)
-            if isinstance(error, RuntimeError):  # ours, or the word for a closed client
+            if isinstance(error, RuntimeError):  # ours, or aiohttp's word for a closed session
                 raise
             doing = "writing" if request.method == "PUT" else "reading"
             asked = request.asked or f"{doing} {request.key!r} in"
