@@ -22,6 +22,8 @@ __all__ = ["merge"]
 
 _FEW: Final = 40
 """Up to here it is quicker to merge references one by one, and by far for a dozen."""
+_FEW_CHANGED: Final = 16
+"""So few are looked up one by one, however many references there are."""
 
 
 def merge(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> ChunkRefs:
@@ -32,8 +34,13 @@ def merge(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> Chunk
         changed: new references of the array, sorted, and deletions; all of them in the box.
         box: what else is kept.
 
-    Cost: no Python object per reference if there are many.
+    Cost: no Python object per reference if there are many. Where a few of them are replaced by
+    others, a copy of each column that changes.
     """
+    if len(parts) == 1 and len(changed) <= _FEW_CHANGED:
+        replaced = _replaced(parts[0], changed, box)
+        if replaced is not None:
+            return replaced
     if parts and sum(map(len, parts)) + len(changed) <= _FEW:
         return _one_by_one(parts, changed, box)
     kept: list[ChunkRefs] = []
@@ -46,6 +53,52 @@ def merge(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> Chunk
     if not there.all():
         changed = changed.take(there)
     return ChunkRefs.concat([*kept, changed]).sort()
+
+
+def _replaced(part: ChunkRefs, changed: ChunkRefs, box: Extents) -> ChunkRefs | None:
+    """Return the references of a part, some replaced by others; None if more than that changes.
+
+    Pools keep what is no longer referred to, as after `ChunkRefs.take`.
+    """
+    if part.sums is not None or changed.sums is not None:
+        return None
+    native = changed.kinds == Kind.NATIVE
+    if not (native | (changed.kinds == Kind.INLINE)).all():
+        return None
+    if not part.inside(box).all() or part.sort() is not part:
+        return None
+    coords: list[list[int]] = changed.coords.tolist()
+    rows: list[int] = []
+    for each in coords:
+        row = part.find(tuple(each))
+        if row is None:
+            return None
+        rows.append(row)
+
+    def column(name: str, moved: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        old: npt.NDArray[Any] = getattr(part, name)
+        new: npt.NDArray[Any] = getattr(changed, name) if moved is None else moved
+        if (old[rows] == new).all():  # often, and some columns take no memory
+            return old
+        old = np.array(old)
+        old[rows] = new
+        return old
+
+    # The new pools follow the old ones.
+    objects = np.where(native, changed.objects + np.uint32(len(part.chunk_ids)), np.uint32(0))
+    offsets = changed.offsets + np.where(native, np.uint64(0), np.uint64(len(part.inline)))
+    ids = [pool for pool in (part.chunk_ids, changed.chunk_ids) if len(pool)]
+    return replace(
+        part,
+        kinds=column("kinds"),
+        objects=column("objects", objects),
+        offsets=column("offsets", offsets),
+        lengths=column("lengths"),
+        etags=column("etags"),
+        modified=column("modified"),
+        chunk_ids=np.concatenate(ids) if ids else part.chunk_ids,
+        inline=memoryview(b"".join((part.inline, changed.inline))),
+    )
 
 
 def _one_by_one(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> ChunkRefs:

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 from icechunk_async.format.manifest import merging
 from icechunk_async.format.manifest.merging import merge
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, Kind, NativeChunk
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import (
+    NO_ETAG,
+    ChunkRefs,
+    InlineChunk,
+    Kind,
+    NativeChunk,
+    VirtualChunk,
+)
 from icechunk_async.format.manifest.writing import encode_manifest
+from tests.helpers import counted_calls
 from tests.unit.format.samples import (
     CHUNK_IDS,
     CHUNK_REFS,
@@ -63,6 +72,7 @@ def test_few_references_are_merged_as_many_are(refs: st.SearchStrategy[ChunkRef]
         few = merge(parts, changed, BOX)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(merging, "_FEW", -1)
+            patch.setattr(merging, "_FEW_CHANGED", -1)
             many = merge(parts, changed, BOX)
         assert as_dict(few) == as_dict(many)
         assert few.coords.tolist() == many.coords.tolist()
@@ -75,6 +85,73 @@ def test_few_references_are_merged_as_many_are(refs: st.SearchStrategy[ChunkRef]
             assert bytes(files[0]) == bytes(files[1])
 
     check()
+
+
+@given(
+    st.dictionaries(coordinates(2), CHUNK_REFS, min_size=1, max_size=12),
+    st.dictionaries(INSIDE, st.none() | CHUNK_REFS, max_size=2),
+    st.data(),
+)
+def test_references_that_replace_others_are_merged_as_many_are(
+    old: dict[Coordinates, ChunkRef],
+    changes: dict[Coordinates, ChunkRef | None],
+    data: st.DataObject,
+) -> None:
+    """Mostly they are of chunks that were there; some are new, deleted, or outside of the box."""
+    there = data.draw(st.dictionaries(st.sampled_from(sorted(old)), PLAIN, max_size=4))
+    changes = {**data.draw(st.sampled_from([changes, {}])), **there}
+    box = data.draw(st.sampled_from([BOX, ((0, 99), (0, 99))]))
+    changes = {at: ref for at, ref in changes.items() if refs_of(2, {at: ref}).inside(box).all()}
+    part, changed = refs_of(2, old), refs_of(2, changes)
+    found = merge([part], changed, box)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "_FEW", -1)
+        patch.setattr(merging, "_FEW_CHANGED", -1)
+        expected = merge([part], changed, box)
+    assert as_dict(found) == as_dict(expected)
+    assert found.coords.tolist() == expected.coords.tolist()
+    file = encode_manifest(manifest_id(1), {node_id(1): found})
+    assert as_dict(decode_manifest(file).refs(node_id(1), 2)) == as_dict(expected)
+    assert as_dict(part) == as_dict(refs_of(2, old))  # it may be in a cache
+
+
+def test_references_of_a_file_without_order_are_ordered() -> None:
+    """Other writers may have left them so."""
+    refs: dict[Coordinates, ChunkRef] = {(at,): NativeChunk(chunk_id(at), 0, 1) for at in (2, 0, 1)}
+    changed = refs_of(1, {(1,): InlineChunk(b"x")})
+    merged = merge([ChunkRefs.from_mapping(1, refs)], changed, ((0, 3),))
+    assert merged.coords.tolist() == [[0], [1], [2]]
+    assert as_dict(merged) == {(0,): refs[0,], (1,): InlineChunk(b"x"), (2,): refs[2,]}
+
+
+def test_nothing_is_left_of_the_guard_of_a_virtual_reference() -> None:
+    """Neither an ETag nor a time belongs to the chunk that replaces it."""
+    guarded: list[ChunkRef] = [
+        VirtualChunk("s3://b/a", 0, 1, "tag"),
+        VirtualChunk("s3://b/b", 0, 1, None, 7),
+    ]
+    refs = refs_of(1, {(at,): ref for at, ref in enumerate(guarded)})
+    changed = refs_of(1, {(at,): NativeChunk(chunk_id(at), 0, 1) for at in range(2)})
+    merged = merge([refs], changed, ((0, 2),))
+    assert merged.etags.tolist() == [NO_ETAG, NO_ETAG]
+    assert merged.modified.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("count", [10, 1000, 100_000])
+def test_replacing_a_reference_costs_the_same_calls_among_any_number(count: int) -> None:
+    """A commit that updates one chunk merges it into all others of the manifest."""
+    coords = np.arange(count, dtype=np.uint32).reshape(-1, 1)
+    ids = np.zeros((count, 12), np.uint8)
+    objects, lengths = np.arange(count, dtype=np.uint32), np.full(count, 9, np.uint64)
+    refs = ChunkRefs.build(coords, Kind.NATIVE, objects=objects, lengths=lengths, chunk_ids=ids)
+    changed = refs_of(1, {(count // 2,): NativeChunk(chunk_id(1), 3, 4)})
+    refs.find((0,))  # the index is made once for a manifest
+    with counted_calls() as calls:
+        merged = merge([refs], changed, ((0, count),))
+    assert len(calls) < 70
+    assert merged.coords is refs.coords
+    assert merged.ref(count // 2) == NativeChunk(chunk_id(1), 3, 4)
+    assert merged.ref(count - 1) == refs.ref(count - 1)
 
 
 def test_sums_of_few_references_are_kept() -> None:
