@@ -19,7 +19,7 @@ import zarr
 
 from benchmarks.peers import create, open_repository
 from icechunk_async import arrow
-from icechunk_async._runtime.blocking.contexts import blocking
+from icechunk_async._runtime.blocking.portal import blocking
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import Repository
 from icechunk_async.sync.xarray import open_dataset, to_icechunk

@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from icechunk_async.proposals import AnyCheck, Desk, Proposal
     from icechunk_async.session import Session
     from icechunk_async.storage import Storage
-    from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
+    from icechunk_async.storage.policies.cache import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
     from icechunk_async.versions import PendingMerge
     from icechunk_async.zarr.queries.analyze import Analysis

@@ -15,9 +15,14 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.open import Request, open_engine
-from icechunk_async.engine.tree.listing import Batches, ChunkBatch
+from icechunk_async.engine.tree.listing import (
+    Batches,
+    ChunkBatch,
+    chunk_type,
+    node_id,
+    virtual_locations,
+)
 from icechunk_async.engine.tree.modes import SessionMode
-from icechunk_async.engine.tree.nodes import chunk_type, node_id, virtual_locations
 from icechunk_async.engine.tree.workspace import Closed, Workspace
 from icechunk_async.errors import SessionStateError, StorageError, StorageUnavailableError
 from icechunk_async.format.ids import SessionId

@@ -16,9 +16,17 @@ import anyio.to_thread
 import xarray
 from xarray.core import indexing
 
-from icechunk_async.datasets.aggregates import Answers, answer_dataset, names_of
-from icechunk_async.datasets.cells import Part, Selected, check_lazy, lazy_array, queried_name
-from icechunk_async.handles.sessions import SessionHandle
+from icechunk_async.datasets.queries import (
+    Answers,
+    Part,
+    Selected,
+    answer_dataset,
+    check_lazy,
+    lazy_array,
+    names_of,
+    queried_name,
+)
+from icechunk_async.handles import SessionHandle
 from icechunk_async.sync.opening import RepositoryHandle, Source
 from icechunk_async.sync.session import ForkSession
 from icechunk_async.sync.session import Session as BlockingSession

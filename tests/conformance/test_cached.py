@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.storage import CacheOptions, Storage, open_storage, reopen
-from icechunk_async.storage.cache.cached import Cached
+from icechunk_async.storage.policies.cache import Cached
 from icechunk_async.testing.conformance import StorageConformance
 from tests.conformance.test_local import refusing_to_unlink
 

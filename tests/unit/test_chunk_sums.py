@@ -30,7 +30,7 @@ from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
 from icechunk_async.format.sums import KNOWN, ManifestSums, sum_of
 from icechunk_async.storage import Retrieved, open_storage
-from icechunk_async.storage.cache.cached import CacheOptions
+from icechunk_async.storage.policies.cache import CacheOptions
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage

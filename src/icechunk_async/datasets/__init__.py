@@ -2,5 +2,5 @@
 
 `rows` is shared by all datasets of pyarrow: those of sparse TileDB arrays, `tiledb.dataset`, and
 those of Zarr arrays, `arrow.datasets`. Those of xarray are lazy: `cube` has many versions of an
-array, `cells` those that fulfil conditions, and `aggregates` computes when values are asked for.
+array, and `queries` has answers that are computed when values are asked for.
 """

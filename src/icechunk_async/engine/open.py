@@ -18,7 +18,7 @@ from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import Background, gather
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async._runtime.places import Places
+from icechunk_async._runtime.processes import Places
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.engine.commit.turns import Writers
 from icechunk_async.engine.files.assets import Assets
@@ -43,7 +43,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.storage import open_storage
-from icechunk_async.storage.cache.cached import Cached, CacheOptions
+from icechunk_async.storage.policies.cache import Cached, CacheOptions
 from icechunk_async.storage.policies.hedge import HedgePolicy
 from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import with_policies, with_retries

@@ -19,7 +19,7 @@ from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.since import changes_since
 from icechunk_async.engine.changes.wire import decode_fork, encode_fork
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.handles.sessions import SessionHandle
+from icechunk_async.handles import SessionHandle
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.spark.requests import Budget
 from icechunk_async.sync import ForkSession, Repository

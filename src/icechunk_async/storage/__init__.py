@@ -1,8 +1,8 @@
 """Storage: the contract of an object store, and opening one by URL.
 
 Backends and third parties use this package and `icechunk_async.errors` only. `protocol` holds the
-contract, `registry` finds the backend of a URL, `authoring` helps to write one. `policies` and
-`cache` are wrappers around a storage, `probe` tries the promises of one.
+contract, `registry` finds the backend of a URL, `authoring` helps to write one. `policies` are
+wrappers around a storage, the cache among them; `probe` tries the promises of one.
 """
 
 from icechunk_async.storage.authoring import (
@@ -12,7 +12,7 @@ from icechunk_async.storage.authoring import (
     check_user_agent,
     listed,
 )
-from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
+from icechunk_async.storage.policies.cache import CacheOptions, CacheStatistics
 from icechunk_async.storage.policies.hedge import HedgePolicy
 from icechunk_async.storage.protocol import (
     ABSENT,

@@ -1,6 +1,6 @@
 # The public names of the facade, listed once: `__init__.py` reads them from here.
 
-from icechunk_async._runtime.blocking.deadlines import deadline as deadline
+from icechunk_async._runtime.blocking.portal import deadline as deadline
 from icechunk_async.sync import config as config
 from icechunk_async.sync import conflicts as conflicts
 from icechunk_async.sync import credentials as credentials

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from icechunk_async.errors import WrongTypeError
-from icechunk_async.handles.sessions import not_a_fork
+from icechunk_async.handles import not_a_fork
 from icechunk_async.sync.errors import InvalidInputError, translate, translated
 from icechunk_async.sync.session import ForkSession, Session
 from icechunk_async.sync.store import IcechunkStore

@@ -14,6 +14,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from icechunk_async import handles
 from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async._runtime.blocking.tracebacks import OUR_FILES
 from icechunk_async._runtime.dataclasses import dataclass
@@ -21,7 +22,6 @@ from icechunk_async._version import __version__
 from icechunk_async.engine.open import given_options
 from icechunk_async.errors import InvalidInputError, VirtualContainerError, WrongTypeError
 from icechunk_async.format.config.secrets import veiled_url
-from icechunk_async.handles import repositories as handles
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.official.mirrors import to_native
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.engine.files.packing import Packing
     from icechunk_async.engine.open import Creation, Engine, Location, Origin
-    from icechunk_async.storage.cache.cached import CacheOptions
+    from icechunk_async.storage.policies.cache import CacheOptions
     from icechunk_async.storage.policies.hedge import HedgePolicy
 
 __all__ = [

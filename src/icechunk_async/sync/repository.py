@@ -27,7 +27,7 @@ from icechunk_async.errors import (
     VirtualContainerError,
 )
 from icechunk_async.format.operations_log import Availability
-from icechunk_async.handles.sessions import SessionHandle
+from icechunk_async.handles import SessionHandle
 from icechunk_async.repository import Repository as Native
 from icechunk_async.repository import RepoStatus as NativeStatus
 from icechunk_async.repository import find_named
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import ManifestFileInfo as NativeManifest
     from icechunk_async.proposals import Proposal as NativeProposal
     from icechunk_async.session import AnySession as AsyncSession
-    from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
+    from icechunk_async.storage.policies.cache import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential

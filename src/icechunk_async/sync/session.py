@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload, override
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
 from icechunk_async._runtime.blocking.portal import run
-from icechunk_async.engine.tree.nodes import known_chunk_type, node_id
+from icechunk_async.engine.tree.listing import known_chunk_type, node_id
 from icechunk_async.errors import SessionStateError
 from icechunk_async.format.paths import check_path
-from icechunk_async.handles.sessions import not_a_fork
+from icechunk_async.handles import not_a_fork
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync.errors import coded, translated
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from icechunk_async._display.cards import Card
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.tree.reshape import MoveChunks
-    from icechunk_async.handles.sessions import SessionHandle
+    from icechunk_async.handles import SessionHandle
     from icechunk_async.session import AnySession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.official.display import Rows

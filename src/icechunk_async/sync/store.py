@@ -14,9 +14,8 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
 from zarr.core.sync import SyncMixin
 
-from icechunk_async._runtime.blocking import deadlines
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
-from icechunk_async._runtime.blocking.portal import run, run_async
+from icechunk_async._runtime.blocking.portal import bounded, has_deadline, run, run_async
 from icechunk_async.errors import (
     IcechunkError,
     ReadOnlyError,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import BufferPrototype
     from zarr.core.common import BytesLike
 
-    from icechunk_async.handles.sessions import SessionHandle
+    from icechunk_async.handles import SessionHandle
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.official.display import Rows
     from icechunk_async.sync.virtual import VirtualChunkSpec
@@ -233,7 +232,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
     async def _guarded[T](self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work` under the deadline in force, with the facade's errors."""
         try:
-            return await (deadlines.bounded(work) if deadlines.is_set() else work)
+            return await (bounded(work) if has_deadline() else work)
         except IcechunkError as error:
             raise caught(error)  # noqa: B904 -- it has its cause
 
@@ -269,7 +268,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         store = self._ready or await self._native()
         if not self._reads_here:
             return await self._guarded(self._first(store, key, prototype, byte_range))
-        if deadlines.is_set():
+        if has_deadline():
             return await self._guarded(store.get(key, prototype, byte_range))
         try:
             return await store.get(key, prototype, byte_range)
@@ -282,7 +281,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
     async def exists(self, key: str) -> bool:
         """Return whether a metadata document or a chunk exists."""
         store = self._ready or await self._native()
-        if deadlines.is_set():
+        if has_deadline():
             return await self._guarded(store.exists(key))
         try:
             return await store.exists(key)

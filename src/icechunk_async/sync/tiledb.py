@@ -15,8 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from icechunk_async import tiledb
-from icechunk_async._runtime.blocking.contexts import blocking
-from icechunk_async._runtime.blocking.portal import run
+from icechunk_async._runtime.blocking.portal import blocking, run
 from icechunk_async._runtime.blocking.tracebacks import managed
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.sync.errors import translated

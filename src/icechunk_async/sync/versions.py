@@ -13,7 +13,7 @@ from anyio import CapacityLimiter, to_thread
 
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.pairs import blocking, twin_of
-from icechunk_async.handles.sessions import SessionHandle
+from icechunk_async.handles import SessionHandle
 from icechunk_async.proposals import Check, CheckResult
 from icechunk_async.proposals import Proposal as AsyncProposal
 from icechunk_async.sync.errors import translated

@@ -15,8 +15,15 @@ import xarray
 import zarr
 
 from icechunk_async._runtime.blocking.portal import run
-from icechunk_async.datasets.aggregates import Answers, answer_dataset, names_of
-from icechunk_async.datasets.cells import Selected, check_lazy, lazy_array, queried_name
+from icechunk_async.datasets.queries import (
+    Answers,
+    Selected,
+    answer_dataset,
+    check_lazy,
+    lazy_array,
+    names_of,
+    queried_name,
+)
 from icechunk_async.sync.errors import translated
 from icechunk_async.zarr.datasets import write_known
 from icechunk_async.zarr.queries.by_chunk import described

@@ -132,7 +132,7 @@ def test_retries_and_cache_reads_are_counted() -> None:
     told = _run("""
         from icechunk_async.errors import StorageUnavailableError
         from icechunk_async.storage import open_storage
-        from icechunk_async.storage.cache.cached import Cached, CacheOptions
+        from icechunk_async.storage.policies.cache import Cached, CacheOptions
         from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
         from icechunk_async.storage.policies.wrapping import PassingStorage
 

@@ -152,7 +152,7 @@ def test_nothing_is_imported_that_is_not_asked_for(
     """
     found = modules(*command, str(sample.path))
     assert not found & {"anyio._backends._asyncio", "hashlib", "random", "secrets", "aiofiles"}
-    assert not found & {"icechunk_async.cli.hints", "icechunk_async.storage.cache.disk"}
+    assert not found & {"icechunk_async.cli.hints", "icechunk_async.storage.policies.disk_cache"}
 
 
 @OFTEN

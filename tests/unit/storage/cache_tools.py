@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_async._runtime import clock
 from icechunk_async.storage import CacheOptions, Capabilities, StorageDescription, open_storage
-from icechunk_async.storage.cache.cached import Cached
-from icechunk_async.storage.cache.disk import DiskTier
+from icechunk_async.storage.policies.cache import Cached
+from icechunk_async.storage.policies.disk_cache import DiskTier
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import memory_url
 

@@ -17,8 +17,8 @@ from icechunk_async.errors import (
     StorageClosedError,
 )
 from icechunk_async.storage import ByteRange, CacheOptions, SuffixRange, open_storage
-from icechunk_async.storage.cache.cached import CacheStatistics
-from icechunk_async.storage.cache.disk import DiskTier
+from icechunk_async.storage.policies.cache import CacheStatistics
+from icechunk_async.storage.policies.disk_cache import DiskTier
 from icechunk_async.testing.cancellation import at_every_wait
 from tests.helpers import memory_url
 from tests.unit.storage.cache_tools import Counting, cache_of, files_of, get, is_empty, opened

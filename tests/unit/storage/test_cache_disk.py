@@ -15,7 +15,7 @@ import pytest
 
 from icechunk_async._runtime import clock as _clock
 from icechunk_async.storage import ByteRange, Retrieved, Version
-from icechunk_async.storage.cache.disk_space import Space
+from icechunk_async.storage.policies.disk_cache import Space
 from tests.unit.storage.cache_tools import (
     TickingClock,
     cache_of,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from icechunk_async.storage.cache.disk import DiskTier
+    from icechunk_async.storage.policies.disk_cache import DiskTier
 
 BODY = b"some bytes of a chunk"
 ANSWER = Retrieved(BODY, Version('"etag"'), len(BODY), datetime(2024, 5, 6, tzinfo=UTC))

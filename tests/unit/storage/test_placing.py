@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.storage import ByteRange
-from icechunk_async.storage.cache.cached import CacheStatistics
 from icechunk_async.storage.extensions import PlacedRange, room
+from icechunk_async.storage.policies.cache import CacheStatistics
 from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
 from icechunk_async.storage.policies.hedge import Hedged
 from icechunk_async.storage.policies.wrapping import PassingStorage

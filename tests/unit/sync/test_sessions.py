@@ -18,11 +18,11 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import WrapperStore
 
+from icechunk_async import handles
 from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError, InvalidInputError
-from icechunk_async.handles import repositories as handles
 from icechunk_async.sync import (
     BasicConflictSolver,
     ConflictDetector,

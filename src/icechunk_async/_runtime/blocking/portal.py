@@ -2,7 +2,7 @@
 
 The thread starts with the first call and serves the whole process; a forked child starts another.
 `run` also works where an event loop runs, as in a notebook: it blocks that loop, as any blocking
-call does. `run_async` blocks no loop.
+call does. `run_async` blocks no loop. `deadline` limits the time of all calls in a block.
 """
 
 from __future__ import annotations
@@ -13,22 +13,86 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from icechunk_async._runtime.blocking.deadlines import bounded
-from icechunk_async._runtime.blocking.tracebacks import Shortened
+from icechunk_async._runtime.blocking.tracebacks import Shortened, managed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from contextlib import AbstractAsyncContextManager
 
-__all__ = ["at_exit", "is_here", "run", "run_async", "run_later"]
+__all__ = [
+    "at_exit",
+    "blocking",
+    "bounded",
+    "deadline",
+    "has_deadline",
+    "is_here",
+    "run",
+    "run_async",
+    "run_later",
+]
 
 _EXIT_SECONDS: Final = 5.0
 _FORK_SECONDS: Final = 5.0
 """How long at most a fork waits for the end of a step of the loop, and the loop for the fork."""
 _WAIT_SECONDS: Final = 0.5
+_until: ContextVar[float | None] = ContextVar("icechunk_async_deadline", default=None)
+
+
+@contextmanager
+def deadline(seconds: float) -> Generator[None]:
+    """Limit the time of all calls of the facade in the block, with reads and writes of stores.
+
+    When the time is over, a call is cancelled, ends, and raises `TimeoutError`; later calls in
+    the block raise it at once. Of nested deadlines the earliest counts. A deadline does not
+    concern other threads and tasks, unless they run in a copy of the context.
+
+    A commit that is cut off may have been published. Commit the same session again to find out.
+    """
+    until = time.monotonic() + seconds
+    outer = _until.get()
+    token = _until.set(until if outer is None else min(outer, until))
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+def has_deadline() -> bool:
+    """Return whether a deadline is in force here."""
+    return _until.get() is not None
+
+
+async def bounded[T](work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` until the deadline in force, if there is one.
+
+    Raises:
+        TimeoutError: the deadline passed; the work was cancelled and has ended.
+    """
+    until = _until.get()
+    if until is None:
+        return await work
+    remaining = until - time.monotonic()
+    if remaining <= 0:
+        work.close()
+        raise TimeoutError("The deadline had passed before the call began; nothing was done.")
+    scope = asyncio.timeout(remaining)
+    try:
+        async with scope:
+            return await work
+    except TimeoutError as error:
+        if not scope.expired():
+            raise  # a timeout of the work itself
+        raise TimeoutError(
+            "The deadline passed and the call was cancelled. What it changes may have been "
+            "changed; read to find out, or commit the same session again."
+        ) from error
 
 
 class _Outcome[T]:
@@ -354,3 +418,26 @@ def run_later(work: Coroutine[Any, Any, None]) -> None:
         work.close()
     else:
         portal.run_later(work)
+
+
+@managed
+def blocking[T](manager: AbstractAsyncContextManager[T]) -> Generator[T]:
+    """Enter and leave an asynchronous context manager on the portal's loop; blocks."""
+    entered = run(_enter(manager))
+    try:
+        yield entered
+    except BaseException as error:
+        if not run(_leave(manager, error)):
+            raise
+    else:
+        run(_leave(manager, None))
+
+
+async def _enter[T](manager: AbstractAsyncContextManager[T]) -> T:
+    return await manager.__aenter__()
+
+
+async def _leave[T](manager: AbstractAsyncContextManager[T], error: BaseException | None) -> bool:
+    if error is None:
+        return bool(await manager.__aexit__(None, None, None))
+    return bool(await manager.__aexit__(type(error), error, error.__traceback__))

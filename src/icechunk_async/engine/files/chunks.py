@@ -13,8 +13,8 @@ from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest.refs import NativeChunk
 from icechunk_async.storage import ByteRange
-from icechunk_async.storage.cache.cached import Cached
 from icechunk_async.storage.extensions import ByteReads
+from icechunk_async.storage.policies.cache import Cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Iterate over the chunks of an array as columns, in batches with bounded memory."""
+"""Tell where chunks are: of one chunk, of all of an array in batches, and of virtual ones.
+
+Batches are columns, and their memory is bounded however many chunks the array has.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,37 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.engine.tree.workspace import InManifests
+from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.refs import InlineChunk, Kind, NativeChunk, VirtualChunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
     from icechunk_async.engine.tree.array_state import ArrayState
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.engine.virtual.chunks import VirtualLocations
-    from icechunk_async.format.manifest.refs import ChunkRefs
+    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
 
-__all__ = ["Batches", "ChunkBatch", "ChunkType"]
+__all__ = [
+    "Batches",
+    "ChunkBatch",
+    "ChunkType",
+    "chunk_type",
+    "known_chunk_type",
+    "node_id",
+    "virtual_locations",
+]
 
 _MIN_RUN: Final = 8
 """Average length of runs from which a list of paths is built run by run."""
+_ARRAYS_AT_ONCE: Final = 4
 
 
 class ChunkType(IntEnum):
@@ -239,3 +254,61 @@ def _texts(ids: npt.NDArray[np.uint8]) -> list[str]:
     texts = np.frombuffer(ALPHABET.encode(), np.uint8)[values]
     decoded: list[str] = texts.view(f"S{letters}")[:, 0].astype(f"U{letters}").tolist()
     return decoded
+
+
+def node_id(workspace: Workspace, path: str) -> NodeId:
+    """Return the id of the node at an absolute path.
+
+    Raises:
+        NodeNotFoundError: nothing is there.
+    """
+    node = workspace.node(path)
+    if node is None:
+        raise NodeNotFoundError(f"There is no array or group at {path!r}.", path=path)
+    return node.id
+
+
+async def chunk_type(workspace: Workspace, path: str, coords: Sequence[int]) -> ChunkType:
+    """Return where the bytes of a chunk are; see ``Session.chunk_type``."""
+    workspace.array(path)
+    handle = await workspace.find_chunk(path, tuple(coords))
+    return _type_of(None if handle is None else handle.ref)
+
+
+def known_chunk_type(workspace: Workspace, path: str, coords: Sequence[int]) -> ChunkType | None:
+    """Return as `chunk_type`, without an event loop; None if that would take a request."""
+    workspace.array(path)
+    found = workspace.find_in_memory(path, tuple(coords))
+    return None if isinstance(found, InManifests) else _type_of(found)
+
+
+def _type_of(ref: ChunkRef | None) -> ChunkType:
+    match ref:
+        case None:
+            return ChunkType.UNINITIALIZED
+        case NativeChunk():
+            return ChunkType.NATIVE
+        case VirtualChunk():
+            return ChunkType.VIRTUAL
+        case InlineChunk():
+            return ChunkType.INLINE
+
+
+async def virtual_locations(workspace: Workspace) -> list[str]:
+    """Return the location of every virtual chunk, as ``Session.all_virtual_chunk_locations``."""
+    with workspace.lock:
+        paths = [node.path for node in workspace.tree.nodes() if node.array is not None]
+
+    async def of_array(path: str) -> list[str]:
+        return _locations(await workspace.all_refs(path), workspace.virtual.locations)
+
+    parts = await bounded_map(of_array, sorted(paths), limit=_ARRAYS_AT_ONCE)
+    return [location for part in parts for location in part]
+
+
+def _locations(refs: ChunkRefs, locations: VirtualLocations) -> list[str]:
+    """Return absolute locations of the virtual rows; equal ones are one object."""
+    used, rows = np.unique(refs.objects[refs.kinds == Kind.VIRTUAL], return_inverse=True)
+    codes, distinct = refs.locations.take(used.astype(np.int64)).distinct()
+    absolute = [locations.expand(location) for location in distinct.strings]
+    return [absolute[code] for code in codes[rows].tolist()]

@@ -15,9 +15,15 @@ import numpy as np
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
-from icechunk_async.engine.changes.grid import bad_rank, covers, in_grid, no_bytes, outside
 from icechunk_async.engine.files.checks import damaged_chunk
-from icechunk_async.engine.tree.array_state import ArrayState
+from icechunk_async.engine.tree.array_state import (
+    ArrayState,
+    bad_rank,
+    covers,
+    in_grid,
+    no_bytes,
+    outside,
+)
 from icechunk_async.errors import (
     FormatError,
     NodeNotFoundError,

@@ -14,8 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from icechunk_async._runtime.blocking.contexts import blocking
-from icechunk_async._runtime.blocking.portal import run
+from icechunk_async._runtime.blocking.portal import blocking, run
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.arrow.boxes import clipped, cut, grouped, num_chunks, num_rows
 from icechunk_async.arrow.rows import LOAD_BYTES, TEXT_BYTES

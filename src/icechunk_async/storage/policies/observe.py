@@ -41,7 +41,6 @@ __all__ = [
     "traced",
 ]
 
-
 _BUCKETS: Final = 40
 """Powers of two of microseconds; the last one begins at six days."""
 

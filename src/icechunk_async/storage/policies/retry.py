@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["RetryPolicy", "Retrying"]
 
 _log = logging.getLogger(__name__)
-
 _NAME_RESOLUTION_TRIES: Final = 3
 """A resolver may fail once; a name that does not exist will not appear soon."""
 

@@ -253,7 +253,7 @@ def test_an_interrupt_cancels_the_call_and_the_session_stays_usable(place: str) 
 def test_an_interrupted_opening_leaves_nothing_open(place: str) -> None:
     """Its connections close although nobody got the repository."""
     script = """
-    from icechunk_async.handles import repositories as handles
+    from icechunk_async import handles
     from icechunk_async.engine.history import opening
     entered = threading.Event()
     find = opening.find

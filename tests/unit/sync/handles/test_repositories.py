@@ -15,7 +15,6 @@ from icechunk_async import Packing, __version__
 from icechunk_async import Repository as NativeRepository
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.errors import StorageClosedError
-from icechunk_async.handles import repositories
 from icechunk_async.sync import Attribution, IcechunkError, Repository, Storage, http_storage
 from icechunk_async.sync.opening import RepositoryHandle, Source
 from icechunk_async_memory import MemoryStorage

@@ -273,7 +273,7 @@ def test_event_loops_of_several_threads_do_not_wait_for_each_other(
             await anyio.to_thread.run_sync(released.wait)
         return await answered(*given)
 
-    monkeypatch.setattr("icechunk_async.datasets.aggregates.answered", gated)
+    monkeypatch.setattr("icechunk_async.datasets.queries.answered", gated)
 
     def load() -> None:
         results.append(asyncio.run(found.copy().load_async()))

@@ -20,7 +20,7 @@ from icechunk_async.engine.upkeep.integrity.pieces import Pieces
 from icechunk_async.errors import InvalidInputError, NotFoundError, PermissionDeniedError
 from icechunk_async.format.sums import ManifestSums
 from icechunk_async.storage import open_storage
-from icechunk_async.storage.cache.cached import CacheOptions
+from icechunk_async.storage.policies.cache import CacheOptions
 from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.upkeep import VerifyReport
 from tests.helpers import make_array, memory_url, write

@@ -18,15 +18,20 @@ from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, StorageClosedError
-from icechunk_async.storage.cache.entries import fits, part_name
 from icechunk_async.storage.extensions import PlacedRange
-from icechunk_async.storage.protocol import Retrieved, check_key, slice_range
+from icechunk_async.storage.protocol import (
+    ByteRange,
+    Retrieved,
+    SuffixRange,
+    check_key,
+    slice_range,
+)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from icechunk_async.storage.cache.disk import DiskTier
+    from icechunk_async.storage.policies.disk_cache import DiskTier
     from icechunk_async.storage.protocol import (
         Capabilities,
         Data,
@@ -34,12 +39,13 @@ if TYPE_CHECKING:
         Expected,
         ListEntry,
         RangeRequest,
+        Retrieved,
         Storage,
         StorageDescription,
         Version,
     )
 
-__all__ = ["CacheOptions", "CacheStatistics", "Cached", "MemoryTier"]
+__all__ = ["CacheOptions", "CacheStatistics", "Cached", "MemoryTier", "fits", "part_name"]
 
 _ENTRY_BYTES: Final = 1024
 """The rough overhead of an entry beside its bytes: keys, versions, dictionary slots."""
@@ -86,6 +92,23 @@ class CacheStatistics:
     """Bytes read from the storage."""
     memory_bytes: int = 0
     """Bytes that the memory tier holds now."""
+
+
+def part_name(request: RangeRequest) -> str:
+    """Return a short file name part for a range."""
+    match request:
+        case None | ByteRange(0, None):
+            return "all"
+        case ByteRange(start, stop):
+            return f"{start}-{'' if stop is None else stop}"
+        case SuffixRange(length):
+            return f"-{length}"
+
+
+def fits(request: RangeRequest, retrieved: Retrieved) -> bool:
+    """Return whether the length of a reply fits the request and the size of the object."""
+    start, stop = slice_range(request, retrieved.size_bytes)
+    return len(retrieved.data) == stop - start
 
 
 class MemoryTier:
@@ -170,10 +193,12 @@ class Cached:
         self._memory = MemoryTier(options.memory_bytes)
         self._disk: DiskTier | None = None
         if options.directory is not None and options.disk_bytes and storage.capabilities.shared:
-            from icechunk_async.storage.cache import disk  # noqa: PLC0415 -- imports OpenSSL
+            from icechunk_async.storage.policies.disk_cache import (  # noqa: PLC0415 -- with OpenSSL
+                DiskTier,
+            )
 
             place = _place(storage.description)
-            self._disk = disk.DiskTier(options.directory, options.disk_bytes, place)
+            self._disk = DiskTier(options.directory, options.disk_bytes, place)
         self._lock = threading.Lock()  # held over no await
         self._statistics = CacheStatistics()
         self._deleting = 0
