@@ -24,7 +24,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history import check_online, state_for
-from icechunk_async.engine.history.merged import PROPERTY
+from icechunk_async.engine.history.graph import PROPERTY
 from icechunk_async.engine.history.settings import protections_in
 from icechunk_async.engine.proposals import files
 from icechunk_async.engine.proposals.checks import Check, as_checks, run_check

@@ -1776,10 +1776,13 @@ class Repository:
 
         Cost: two snapshots, and with conflicts the logs of the commits on both sides.
         """
-        from icechunk_async.engine.versions.behind import Behind  # noqa: PLC0415 -- slow to import
         from icechunk_async.engine.versions.combine import Combining, load  # noqa: PLC0415
         from icechunk_async.engine.versions.pending import decode_pending, fitting  # noqa: PLC0415
-        from icechunk_async.engine.versions.report import MergeReport, reported  # noqa: PLC0415
+        from icechunk_async.engine.versions.report import (  # noqa: PLC0415
+            Behind,
+            MergeReport,
+            reported,
+        )
         from icechunk_async.versions import PendingMerge  # noqa: PLC0415 -- slow to import
 
         engine = self._engine
@@ -2742,7 +2745,7 @@ class Repository:
         Cost: reads every chunk without statistics once, 16 at a time; memory for 256 MiB of decoded
         chunks or one larger chunk. Stores 92 bytes for each chunk, in one object for each 16,384.
         """
-        from icechunk_async.engine.upkeep.chunk_statistics import drop  # noqa: PLC0415 -- on use
+        from icechunk_async.engine.upkeep.own_files import drop  # noqa: PLC0415 -- on use
         from icechunk_async.zarr.queries.analyze import analyze  # noqa: PLC0415 -- on use
 
         self._engine.history.capabilities.require("upkeep")
@@ -2842,8 +2845,10 @@ class Repository:
 
         Cancellation: no effect but on the file of the state.
         """
-        from icechunk_async.engine.upkeep.integrity.report import as_level  # noqa: PLC0415 -- slow to import
-        from icechunk_async.engine.upkeep.integrity.state import StateFile  # noqa: PLC0415
+        from icechunk_async.engine.upkeep.integrity.report import (  # noqa: PLC0415
+            StateFile,
+            as_level,
+        )
         from icechunk_async.engine.upkeep.integrity.verify import VerifyOptions, verify  # noqa: PLC0415
         from icechunk_async.zarr.decoding import ZarrDecoder  # noqa: PLC0415
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from icechunk_async.engine.upkeep.check import BrokenReference, ReferenceReport
+from icechunk_async.engine.upkeep.check import BrokenReference, Leftovers, ReferenceReport
 from icechunk_async.engine.upkeep.collect import GarbageReport
 from icechunk_async.engine.upkeep.compact import CompactReport
 from icechunk_async.engine.upkeep.copying.copy import CopyReport, RefChange
 from icechunk_async.engine.upkeep.integrity.repair import RepairPlan, RepairStep
 from icechunk_async.engine.upkeep.integrity.report import Finding, NotLookedAt, VerifyReport
-from icechunk_async.engine.upkeep.leftovers import Leftovers
 from icechunk_async.engine.upkeep.migration.upgrade import MigrationReport, upgrade
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
 from icechunk_async.engine.upkeep.sums import AddedSums, ContentReport
@@ -84,8 +83,10 @@ async def verify(
     """
     from icechunk_async.engine.open import Request  # noqa: PLC0415 -- slow to import
     from icechunk_async.engine.upkeep.integrity.closed import verify_location  # noqa: PLC0415
-    from icechunk_async.engine.upkeep.integrity.report import as_level  # noqa: PLC0415
-    from icechunk_async.engine.upkeep.integrity.state import StateFile  # noqa: PLC0415
+    from icechunk_async.engine.upkeep.integrity.report import (  # noqa: PLC0415
+        StateFile,
+        as_level,
+    )
     from icechunk_async.engine.upkeep.integrity.verify import VerifyOptions  # noqa: PLC0415
     from icechunk_async.zarr.decoding import ZarrDecoder  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What belongs to one process: how to tell it from its parent, and objects that its users share.
+"""The state of one process: how to tell it from its parent, and objects that its users share.
 
 A child of `os.fork` inherits objects, but neither threads nor event loops, and its sockets are
 those of its parent: bytes of two processes would mix on them. So an object that keeps something

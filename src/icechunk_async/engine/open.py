@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.layout import Layout
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.history import History, RepositoryState
-    from icechunk_async.engine.history.capabilities import Feature
+    from icechunk_async.engine.history.protocol import Feature
     from icechunk_async.engine.history.way import Found, Way
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks

@@ -13,7 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.engine.upkeep.integrity.contents import Undecided
+from icechunk_async.engine.upkeep.integrity.objects import Undecided
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:

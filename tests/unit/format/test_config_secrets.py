@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from icechunk_async import RepositoryConfig, sync
-from icechunk_async.engine.virtual.chunks import VirtualLocations
-from icechunk_async.engine.virtual.grants import settle_grants
+from icechunk_async.engine.virtual.chunks import VirtualLocations, settle_grants
 from icechunk_async.errors import FormatError, IcechunkError, InvalidConfigError
 from icechunk_async.format.config import (
     AzureStore,

@@ -1,12 +1,16 @@
-"""Drawings of history: commits in their order, with branches and tags.
+"""The graph of history: what was merged into snapshots, and drawings with branches and tags.
 
-Rows are laid out first, as plain values; text and SVG are two renderings of them.
+Icechunk stores one parent for each snapshot. A merge by this library names the snapshots whose
+changes it took in, too, as a property; other engines keep that property and do not read it.
+
+Of drawings, rows are laid out first, as plain values; text and SVG are two renderings of them.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import field, replace
 from heapq import heapify, heappop, heappush
 from html import escape
@@ -15,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
-from icechunk_async.engine.history.merged import merged_into
-from icechunk_async.errors import SnapshotNotFoundError
+from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
+from icechunk_async.format.ids import SnapshotId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,13 +28,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from icechunk_async.engine.history.protocol import History
-    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.repo_info import SnapshotInfo
 
     type _Paint = Callable[[str, str], str]
 
-__all__ = ["AncestryGraph", "Row", "draw", "lay_out"]
+__all__ = ["PROPERTY", "AncestryGraph", "Row", "draw", "lay_out", "lineage", "merged_into"]
 
+PROPERTY: Final = "icechunk-async"
+"""The property of a snapshot that says where its changes came from."""
 _COLORS: Final = ("#4c9f2f", "#a653ff", "#0b84c6", "#d9822b", "#c2255c", "#12908e")
 _TAG_COLOR: Final = "#5ec4f7"
 _MUTED: Final = "#888888"
@@ -41,6 +47,37 @@ _LINE: Final = 28
 """Height of a row in an SVG, in pixels."""
 _LETTERS: Final = 8
 """Of an id, more if those begin two of the ids that are drawn."""
+
+
+def merged_into(properties: Mapping[str, JSON]) -> list[SnapshotId]:
+    """Return the snapshots whose changes were merged into one with these properties."""
+    own = properties.get(PROPERTY)
+    found = own.get("merged") if isinstance(own, dict) else None
+    texts = [it for it in found if isinstance(it, str)] if isinstance(found, list) else []
+    ids: list[SnapshotId] = []
+    for text in texts:
+        with suppress(InvalidInputError):  # anybody can write properties
+            ids.append(SnapshotId.parse(text))
+    return ids
+
+
+async def lineage(history: History, start: SnapshotId) -> dict[SnapshotId, SnapshotInfo]:
+    """Return a snapshot and all before it, merged ones included, each before its parents."""
+    found: dict[SnapshotId, SnapshotInfo] = {}
+    pending = [start]
+    while pending:
+        first = pending.pop()
+        try:
+            async for info in history.ancestry(first):
+                if info.id in found:
+                    break
+                found[info.id] = info
+                pending += merged_into(info.metadata)
+        except SnapshotNotFoundError:
+            if first == start:
+                raise
+            continue  # what was merged has expired
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def other_ways() -> tuple[Way, ...]:
     """
     from icechunk_async.engine.history.alpha.history import ALPHA_WAY  # noqa: PLC0415 -- rarely used
     from icechunk_async.engine.history.draft.history import DRAFT_WAY  # noqa: PLC0415 -- rarely used
-    from icechunk_async.engine.history.numbered.history import NUMBERED_WAY  # noqa: PLC0415
+    from icechunk_async.engine.history.numbered import NUMBERED_WAY  # noqa: PLC0415
 
     return (NUMBERED_WAY, ALPHA_WAY, DRAFT_WAY)
 
@@ -129,7 +129,7 @@ async def damaged_way(storage: Storage) -> Way:
 
     That of numbered states, if there are any and no repo info; else the ordinary one.
     """
-    from icechunk_async.engine.history.numbered.history import NUMBERED_WAY  # noqa: PLC0415 -- rarely used
+    from icechunk_async.engine.history.numbered import NUMBERED_WAY  # noqa: PLC0415 -- rarely used
     from icechunk_async.engine.history.numbers import Numbered  # noqa: PLC0415 -- rarely used
 
     if storage.capabilities.listing and await read_if_there(storage, REPO_INFO) is None:

@@ -36,12 +36,12 @@ from icechunk_async.engine.changes.publications import (
     taken_in,
     without_journals,
 )
-from icechunk_async.engine.leases.keeper import beat_seconds
-from icechunk_async.engine.leases.publications import (
+from icechunk_async.engine.leases.files import (
     PublicationName,
     decode_publication,
     encode_publication,
 )
+from icechunk_async.engine.leases.keeper import beat_seconds
 from icechunk_async.engine.leases.record import LeaseState, encode_lease
 from icechunk_async.engine.leases.register import read_lease
 from icechunk_async.engine.leases.stored import (

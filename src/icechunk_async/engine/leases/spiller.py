@@ -31,7 +31,7 @@ from icechunk_async.engine.changes.publications import (
     without_journals,
 )
 from icechunk_async.engine.changes.wire import Membership
-from icechunk_async.engine.leases.segments import Segment, Spilled, encode_segment, replay
+from icechunk_async.engine.leases.files import Segment, Spilled, encode_segment, replay
 from icechunk_async.engine.leases.stored import (
     IncompleteListing,
     Place,
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.changes.change_set import ArrayChanges
     from icechunk_async.engine.changes.publications import News, Publication
     from icechunk_async.engine.changes.wire import Lineage
+    from icechunk_async.engine.leases.files import PublicationName
     from icechunk_async.engine.leases.keeper import Lease
-    from icechunk_async.engine.leases.publications import PublicationName
     from icechunk_async.engine.leases.record import LeaseRecord
     from icechunk_async.engine.leases.stored import Stored
     from icechunk_async.engine.tree.workspace import Workspace

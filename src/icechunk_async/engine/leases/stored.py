@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.concurrency import bounded_map, closing
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.publications import Shared, in_order
-from icechunk_async.engine.leases.publications import PublicationName, decode_publication
-from icechunk_async.engine.leases.segments import decode_segment, replay
+from icechunk_async.engine.leases.files import (
+    PublicationName,
+    decode_publication,
+    decode_segment,
+    replay,
+)
 from icechunk_async.errors import FormatError, ObjectNotFoundError, StorageUnavailableError
 from icechunk_async.format.layout import spill_prefix
 from icechunk_async.storage import ObjectInfo
@@ -17,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from icechunk_async.engine.changes.publications import Publication
+    from icechunk_async.engine.leases.files import Segment
     from icechunk_async.engine.leases.record import LeaseRecord
-    from icechunk_async.engine.leases.segments import Segment
     from icechunk_async.format.ids import SessionId, SnapshotId
     from icechunk_async.storage import Storage
 

@@ -1,4 +1,4 @@
-"""Tell where chunks are: of one chunk, of all of an array in batches, and of virtual ones.
+"""The places of chunks: of one chunk, of all of an array in batches, and of virtual ones.
 
 Batches are columns, and their memory is bounded however many chunks the array has.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock, telemetry
@@ -21,10 +21,9 @@ from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.leases.register import Spared, remove_dead
-from icechunk_async.engine.upkeep.chunk_statistics import Doomed
-from icechunk_async.engine.upkeep.proposals import delete_ended, spared_in
+from icechunk_async.engine.leases.times import storage_time, told_time
+from icechunk_async.engine.upkeep.own_files import Doomed, delete_ended, spared_in
 from icechunk_async.engine.upkeep.room import remove_unfinished, with_room
-from icechunk_async.engine.upkeep.storage_clock import checked_by_storage
 from icechunk_async.engine.upkeep.survey import Survey
 from icechunk_async.engine.upkeep.sweep import (
     Sweep,
@@ -35,7 +34,7 @@ from icechunk_async.engine.upkeep.sweep import (
     object_name,
     pages,
 )
-from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
+from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError, StorageFullError
 from icechunk_async.format.id_set import parse_ids
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.layout import SUMS
@@ -53,7 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOLDERS",
+    "MOST_AHEAD",
     "GarbageReport",
+    "checked_by_storage",
     "checked_cutoff",
     "collect_garbage",
     "expire_snapshots",
@@ -62,15 +63,18 @@ __all__ = [
     "release",
 ]
 
-
 _log = logging.getLogger(__name__)
-
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _SNAPSHOTS: Final = "snapshots"
 _SUMS: Final = SUMS.rstrip("/")
 FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks", _SUMS)
 """In the order of deletion: an object is deleted before those that it refers to.
 Sums come last: one that cannot be deleted keeps nothing else."""
+MOST_AHEAD: Final = timedelta(minutes=5)
+"""How far this machine's clock may be ahead. A cutoff that counts back from a clock further ahead
+would protect less than it says."""
+_COARSENESS: Final = timedelta(seconds=1)
+"""Stores truncate times to seconds, and file systems to some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,3 +338,64 @@ async def old_snapshots(
         ids, valid = parse_ids([object_name(it.key) for it in old])
         found.update(SnapshotId(row.tobytes()) for row in ids[valid])
     return frozenset(found), newest
+
+
+async def checked_by_storage(
+    storage: Storage, backend: object, cutoff: datetime, newest: datetime
+) -> datetime:
+    """Return a cutoff that is past by the storage's clock, so that what is written later is young.
+
+    That is the given one, or the present time of a storage's clock that is a little behind.
+
+    Args:
+        storage: whose clock counts.
+        backend: the storage without its policies, which may be able to tell the time.
+        cutoff: the time before which objects are to be deleted.
+        newest: when the newest object that is known was written. If the cutoff is before that, a
+            storage that cannot simply tell the time is not asked.
+
+    Raises:
+        InvalidInputError: one of the two clocks is wrong; it says which times they show.
+        StorageFullError: there is no room to ask for the time; it names a cutoff that needs none.
+
+    Cost: none if the backend tells the time, else at most three requests: an empty object is
+    written, listed and deleted.
+
+    Cancellation: waits some seconds for the deletion. An object that stays is not part of the
+    repository and does no harm.
+    """
+    now = await told_time(backend)
+    if now is None:
+        if cutoff < newest:
+            return cutoff
+        now = await _tried(storage, newest)
+    here = clock.from_us(clock.now_us())
+    if cutoff >= now + _COARSENESS:
+        raise InvalidInputError(
+            f"Garbage collection was asked to delete what is older than {cutoff.isoformat()}, "
+            f"and by the clock of the storage it is only {now.isoformat()}: objects that are "
+            "written at this moment would count as old. Set this machine's clock right, or "
+            "name an earlier time."
+        )
+    if here > now + MOST_AHEAD:
+        raise InvalidInputError(
+            f"Garbage collection was asked to delete what is older than {cutoff.isoformat()}. By "
+            f"this machine's clock it is {here.isoformat()}, and by the clock of the storage only "
+            f"{now.isoformat()}: a time that was counted back from the former is later than it "
+            "should be, so work in progress could be deleted. Set the wrong one of the two clocks "
+            "right, or collect from a machine whose clock agrees with the storage's."
+        )
+    # Of whole seconds the rest is unknown, and `is_older` takes that into account.
+    return cutoff if now.microsecond == 0 else min(cutoff, now)
+
+
+async def _tried(storage: Storage, newest: datetime) -> datetime:
+    """Return the time of an empty object that is written now."""
+    try:
+        return await storage_time(storage)
+    except StorageFullError as error:
+        raise StorageFullError(
+            "The storage has no room for the empty object by which its clock is read, so nothing "
+            f"was collected. Name a cutoff before {newest.isoformat()}, when the newest snapshot "
+            "was written: that needs no reading of the clock. Or make room."
+        ) from error

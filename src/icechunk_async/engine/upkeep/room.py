@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import closing
-from icechunk_async.engine.upkeep.proposals import spared_in
+from icechunk_async.engine.upkeep.own_files import spared_in
 from icechunk_async.engine.upkeep.survey import Limits, Survey
 from icechunk_async.engine.upkeep.sweep import (
     BATCH,

@@ -23,10 +23,10 @@ from icechunk_async.engine.changes.detect import Conflict, ConflictKind, detect_
 from icechunk_async.engine.commit.conflicts import ConflictDetector, PreparingSolver
 from icechunk_async.engine.commit.rebase import Settlement, without_settled
 from icechunk_async.engine.history.diff import Diff, diff_of_log
-from icechunk_async.engine.history.merged import PROPERTY
+from icechunk_async.engine.history.graph import PROPERTY
 from icechunk_async.engine.tree.modes import SessionMode
-from icechunk_async.engine.versions.behind import Behind
 from icechunk_async.engine.versions.differences import Differences, find_differences
+from icechunk_async.engine.versions.report import Behind
 from icechunk_async.engine.versions.transport import transport
 from icechunk_async.errors import SnapshotNotFoundError
 from icechunk_async.format.zarr_document import same_chunk_format

@@ -11,7 +11,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges
 from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history.diff import load_logs
-from icechunk_async.engine.history.merged import lineage, merged_into
+from icechunk_async.engine.history.graph import lineage, merged_into
 from icechunk_async.engine.versions.combine import Combining, combine, load
 from icechunk_async.engine.versions.differences import nodes_of
 from icechunk_async.engine.versions.naming import find_ref

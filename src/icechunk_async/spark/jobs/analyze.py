@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.engine.upkeep.chunk_statistics import drop
+from icechunk_async.engine.upkeep.own_files import drop
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import columns_of, default_tasks, reported, run_job
 from icechunk_async.zarr.queries.analyze import Tally, join_objects, lacking, measure_chunks

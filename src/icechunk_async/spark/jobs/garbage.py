@@ -22,7 +22,6 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.history.protocol import Kept
 from icechunk_async.engine.leases.register import Spared, remove_dead
-from icechunk_async.engine.upkeep.chunk_statistics import Doomed
 from icechunk_async.engine.upkeep.collect import (
     FOLDERS,
     GarbageReport,
@@ -31,7 +30,7 @@ from icechunk_async.engine.upkeep.collect import (
     pinned_bases,
     release,
 )
-from icechunk_async.engine.upkeep.proposals import delete_ended, spared_in
+from icechunk_async.engine.upkeep.own_files import Doomed, delete_ended, spared_in
 from icechunk_async.engine.upkeep.room import remove_unfinished
 from icechunk_async.engine.upkeep.survey import Limits, Survey
 from icechunk_async.engine.upkeep.sweep import (

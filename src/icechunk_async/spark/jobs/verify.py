@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.engine.upkeep.check import CHECK, ReferenceReport
-from icechunk_async.engine.upkeep.integrity.contents import Contents
+from icechunk_async.engine.upkeep.check import CHECK, ReferenceReport, find_leftovers
+from icechunk_async.engine.upkeep.integrity.objects import Contents
 from icechunk_async.engine.upkeep.integrity.pieces import NeededObjects, Pieces, VirtualPieces
 from icechunk_async.engine.upkeep.integrity.report import Level, as_level
 from icechunk_async.engine.upkeep.integrity.structure import uncached
@@ -28,7 +28,6 @@ from icechunk_async.engine.upkeep.integrity.verify import (
     read,
     report_of,
 )
-from icechunk_async.engine.upkeep.leftovers import find_leftovers
 from icechunk_async.format.ids import ALPHABET
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import (

@@ -14,7 +14,7 @@ import pytest
 import icechunk_async.sync as icechunk
 from icechunk_async import Repository, RepositoryConfig, upkeep
 from icechunk_async.conflicts import ConflictDetector
-from icechunk_async.engine.history.numbered.storage import NumberedStorage
+from icechunk_async.engine.history.numbered import NumberedStorage
 from icechunk_async.engine.history.numbers import encode_number
 from icechunk_async.errors import (
     BranchNotFoundError,

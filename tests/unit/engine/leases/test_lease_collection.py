@@ -288,7 +288,7 @@ async def test_a_base_that_is_gone_does_not_stop_collection() -> None:
             async with process(storage, lease=7 * DAY) as (repository, session):
                 await repository.reset_branch("main", first)
                 world.wait(DAY)
-                with patch("icechunk_async.engine.upkeep.proposals.spared", _blind):
+                with patch("icechunk_async.engine.upkeep.own_files.spared", _blind):
                     await _collect(storage, world)
                 assert f"snapshots/{session.snapshot_id}" not in await objects(storage)
                 await _collect(storage, world)

@@ -20,7 +20,7 @@ import zarr.api.asynchronous as zarr
 from icechunk_async import Repository
 from icechunk_async.config import RepositoryConfig
 from icechunk_async.engine.proposals.files import append, load, load_all, newest_numbers, record_key
-from icechunk_async.engine.upkeep.proposals import delete_ended
+from icechunk_async.engine.upkeep.own_files import delete_ended
 from icechunk_async.errors import (
     ChecksFailedError,
     ConflictError,

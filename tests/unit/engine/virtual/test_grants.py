@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.engine.virtual.grants import as_code, settle_grants
+from icechunk_async.engine.virtual.chunks import as_code, settle_grants
 from icechunk_async.errors import InvalidInputError, VirtualAccessError, VirtualContainerError
 from icechunk_async.format.config import LocalFileSystemStore, S3Store, VirtualChunkContainer
 from icechunk_async.storage import open_storage

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from icechunk_async import Packing, __version__
+from icechunk_async import Packing, __version__, handles
 from icechunk_async import Repository as NativeRepository
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.errors import StorageClosedError
@@ -107,7 +107,7 @@ def test_a_repository_closed_at_any_moment_of_its_opening_is_closed(
         began.set()
         return run(work)
 
-    monkeypatch.setattr(repositories, "run", announced)
+    monkeypatch.setattr(handles, "run", announced)
     ends: set[str] = set()
     for steps in range(40):
         handle = RepositoryHandle(Source(Storage(url)))

@@ -15,7 +15,6 @@ from icechunk_async.engine.history.alpha.branches import (
     is_open,
 )
 from icechunk_async.engine.history.alpha.layout import ALPHA_LAYOUT
-from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
@@ -23,6 +22,7 @@ from icechunk_async.engine.history.protocol import (
     SAFE_CREATIONS,
     Amend,
     Audit,
+    Capabilities,
     Commit,
     Detach,
     Fault,

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
-from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.draft.layout import DraftLayout, has_parquet, load_parquet
 from icechunk_async.engine.history.draft.state_file import Seen, StateFile, read_state
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
@@ -16,6 +15,7 @@ from icechunk_async.engine.history.protocol import (
     SAFE_UPDATES,
     Amend,
     Audit,
+    Capabilities,
     Commit,
     Detach,
     Fault,

@@ -13,13 +13,13 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.binary_layout import BinaryLayout
-from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import leave_note, read_notes
 from icechunk_async.engine.history.outcomes import Doubt, create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
     MAIN,
     SAFE_UPDATES,
     Amend,
+    Capabilities,
     Commit,
     Detach,
     Kept,
@@ -421,7 +421,7 @@ class RefFilesHistory:
 
         Cost: a listing, one request for each branch and two for each tag.
         """
-        from icechunk_async.engine.history.ref_files.audit import audit  # noqa: PLC0415 -- loaded when it is used
+        from icechunk_async.engine.history.ref_files.upkeep import audit  # noqa: PLC0415 -- loaded when it is used
 
         return await audit(self._storage)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.binary_layout import BinaryLayout
-from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import (
     collected_since,
     leave_note,
@@ -19,6 +18,7 @@ from icechunk_async.engine.history.protocol import (
     MAIN,
     SAFE_UPDATES,
     Amend,
+    Capabilities,
     Commit,
     Detach,
     Kept,

@@ -24,6 +24,7 @@ from icechunk_async.engine.open import Request as OpenRequest
 from icechunk_async.engine.open import as_snapshot_id, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.upkeep.copying import contents
+from icechunk_async.engine.upkeep.copying.contents import Needs, find_needs
 from icechunk_async.engine.upkeep.copying.derivation import AS_IT_IS, Derivation, as_paths
 from icechunk_async.engine.upkeep.copying.deriving import GUARD_SECONDS, Deriving
 from icechunk_async.engine.upkeep.copying.marks import (
@@ -32,7 +33,6 @@ from icechunk_async.engine.upkeep.copying.marks import (
     changes_since,
     read_references,
 )
-from icechunk_async.engine.upkeep.copying.needs import Needs, find_needs
 from icechunk_async.engine.upkeep.copying.plan import Plan, assets_of, make_plan
 from icechunk_async.engine.upkeep.copying.selection import WHOLE, Selection
 from icechunk_async.engine.upkeep.copying.transfer import ByService, Transfer

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.engine.history.opening import damaged_way
 from icechunk_async.engine.history.outcomes import read_if_there
-from icechunk_async.engine.history.ref_files.audit import audit as audit_refs
+from icechunk_async.engine.history.ref_files.upkeep import audit as audit_refs
 from icechunk_async.engine.history.repo_info.audit import audit as audit_info
 from icechunk_async.engine.open import early, open_engine, open_location
 from icechunk_async.engine.upkeep.integrity.report import (
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.history import Audit
     from icechunk_async.engine.open import Request
-    from icechunk_async.engine.upkeep.integrity.contents import ChunkDecoder
-    from icechunk_async.engine.upkeep.integrity.state import StateFile
+    from icechunk_async.engine.upkeep.integrity.objects import ChunkDecoder
+    from icechunk_async.engine.upkeep.integrity.report import StateFile
     from icechunk_async.engine.upkeep.integrity.verify import VerifyOptions
     from icechunk_async.storage import Storage
 

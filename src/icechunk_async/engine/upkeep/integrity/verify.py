@@ -17,9 +17,9 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.proposals.files import load_all
-from icechunk_async.engine.upkeep.integrity.contents import Contents
 from icechunk_async.engine.upkeep.integrity.objects import (
     NOT_AUTHORIZED,
+    Contents,
     broken_chunks,
     broken_virtual,
 )
@@ -35,9 +35,9 @@ from icechunk_async.engine.upkeep.integrity.report import (
     Level,
     NotLookedAt,
     VerifyReport,
+    VerifyState,
     beyond,
 )
-from icechunk_async.engine.upkeep.integrity.state import VerifyState
 from icechunk_async.engine.upkeep.integrity.structure import (
     Structure,
     examine_manifest,
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.history import Audit
     from icechunk_async.engine.open import Engine
-    from icechunk_async.engine.upkeep.integrity.contents import ChunkDecoder
+    from icechunk_async.engine.upkeep.integrity.objects import ChunkDecoder
     from icechunk_async.engine.upkeep.integrity.pieces import VirtualObject
-    from icechunk_async.engine.upkeep.integrity.state import StateFile
+    from icechunk_async.engine.upkeep.integrity.report import StateFile
     from icechunk_async.engine.upkeep.integrity.structure import ManifestUse
     from icechunk_async.format.manifest.reading import Manifest
 

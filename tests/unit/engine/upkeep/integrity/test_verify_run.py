@@ -247,7 +247,7 @@ def test_draws_are_spread_evenly() -> None:
 
 async def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: Any) -> None:
     """Chunks read before are not read again; earlier findings are in the report."""
-    monkeypatch.setattr("icechunk_async.engine.upkeep.integrity.contents._PORTION_BYTES", 3000)
+    monkeypatch.setattr("icechunk_async.engine.upkeep.integrity.objects._PORTION_BYTES", 3000)
     url, state = memory_url(), tmp_path / "state.json"
     await checked(url)
     async with open_storage(url) as storage:

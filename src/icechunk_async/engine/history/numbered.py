@@ -1,20 +1,33 @@
-"""A storage in which the repo info is a sequence of objects that are created and never replaced.
+"""The way of publishing of format 2 on storage that creates objects safely and replaces none.
 
-State n is the object ``states/`` with the letters of n. A writer that has seen state n, and wants
-to replace it, creates n + 1, in which one writer at most succeeds. Old states may be collected, and
-then their numbers can be taken again: by a writer that stood still since it saw n. So the writer of
-a state looks whether that is the newest now, and whether the one before is there. The two newest
-are never deleted, so a state that came too late is neither, and nobody ever reads it.
+The repo info is a sequence of objects that are created and never replaced. State n is the object
+``states/`` with the letters of n. A writer that has seen state n, and wants to replace it, creates
+n + 1, in which one writer at most succeeds.
+
+Old states may be collected, and then their numbers can be taken again: by a writer that stood still
+since it saw n. So the writer of a state looks whether that is the newest now, and whether the one
+before is there. The two newest are never deleted, so a state that came too late is neither, and
+nobody ever reads it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async.engine.history.numbers import Numbered, decode_number
+from icechunk_async.engine.history.outcomes import read_if_there
+from icechunk_async.engine.history.protocol import SAFE_CREATIONS
+from icechunk_async.engine.history.repo_info.history import (
+    LAYOUT,
+    PLAIN,
+    create_repo_info,
+    read_repo_info,
+)
+from icechunk_async.engine.history.way import Way
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,
@@ -28,12 +41,13 @@ from icechunk_async.storage import ABSENT, ObjectInfo, Version
 from icechunk_async.storage.policies.wrapping import PassingStorage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
     from datetime import datetime
 
+    from icechunk_async.engine.history.way import Creating, Found
     from icechunk_async.storage import Data, Expected, RangeRequest, Retrieved, Storage
 
-__all__ = ["NumberedStorage"]
+__all__ = ["NUMBERED_WAY", "NumberedStorage"]
 
 _BACKOFF: Final = Backoff(max_tries=20, max_ms=5000)
 _LISTINGS: Final = 5
@@ -189,3 +203,46 @@ def _doubt(number: int, why: str) -> OutcomeUnknownError:
         f"State {number} of the repository was created, and it is not known whether it counts: "
         f"{why}."
     )
+
+
+async def _tidy(storage: Storage, older_than: datetime) -> None:
+    await NumberedStorage(storage).collect(older_than)
+
+
+_KIND: Final = replace(
+    PLAIN,
+    layout="format-2-numbered",
+    capabilities=replace(
+        PLAIN.capabilities,
+        way="the layout 'format-2-numbered'",
+        instead="Format version 2 itself has: copy the repository, with Repository.copy_to, to "
+        "storage that can compare and set.",
+        leases=False,
+    ),
+    storage_needs=(*SAFE_CREATIONS, "listing"),
+    tidy=_tidy,
+    view=NumberedStorage,
+)
+
+
+async def _detect(storage: Storage) -> Callable[[], Found] | None:
+    if not storage.capabilities.listing:
+        return None  # the newest state is found in a listing
+    retrieved = await read_if_there(NumberedStorage(storage), REPO_INFO)
+    return None if retrieved is None else partial(read_repo_info, retrieved, _KIND)
+
+
+async def _create(new: Creating) -> Found:
+    return await create_repo_info(new, _KIND)
+
+
+NUMBERED_WAY: Final = Way(
+    _KIND.layout,
+    2,
+    lambda: LAYOUT,
+    _KIND.storage_needs,
+    STATES,
+    _detect,
+    _create,
+    view=NumberedStorage,
+)
