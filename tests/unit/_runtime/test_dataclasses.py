@@ -430,7 +430,7 @@ def test_classes_that_do_it_their_own_way_are_refused() -> None:
 
 
 def test_all_that_programs_import_are_made_late() -> None:
-    """But for names of publications, which have an order: each class costs every program time."""
+    """But for one, which has an order: each class costs every program time."""
     script = """
 import dataclasses
 made = []
@@ -446,7 +446,7 @@ import icechunk_async_local
 print(*(it.__name__ for it in made if it.__module__.startswith("icechunk_async")))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert done.stdout.decode().split() == ["Pattern", "PublicationName"]
+    assert done.stdout.decode().split() == ["Pattern"]
 
 
 def test_methods_belong_to_the_module_of_the_class() -> None:
