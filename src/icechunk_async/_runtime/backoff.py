@@ -28,6 +28,7 @@ class Backoff:
 
         Cancellation: no effect.
         """
+        # The power is bounded, or very many tries would overflow a float.
         steps = max(0, attempt - self.immediate)
         limit_ms = min(self.max_ms, self.initial_ms * 2.0 ** min(steps, 30))
         limit_seconds = limit_ms / 1000

@@ -135,6 +135,7 @@ def given_time(moment: object, name: str) -> datetime:
 
 def uniform() -> float:
     """Return a random number in [0, 1), for jitter."""
+    # A double holds 48 bits exactly; of 64 the largest numbers would be rounded to 1.
     return int.from_bytes(_clock.random_bytes(6)) / (1 << 48)
 
 

@@ -80,7 +80,7 @@ async def bounded[T](work: Coroutine[Any, Any, T]) -> T:
         return await work
     remaining = until - time.monotonic()
     if remaining <= 0:
-        work.close()
+        work.close()  # else Python warns that it was never awaited
         raise TimeoutError("The deadline had passed before the call began; nothing was done.")
     scope = asyncio.timeout(remaining)
     try:

@@ -123,7 +123,7 @@ class Lease:
         Raises:
             StorageError: it may have been taken, by nobody; the next one may take it.
         """
-        sent_us = clock.elapsed_us()
+        sent_us = clock.elapsed_us()  # before it is sent, see `check`
         taken = record.taken_over(owner).renewed()
         key = lease_key(record.session_id)
         try:
@@ -409,6 +409,7 @@ async def keep_alive[B: Beats](reference: ref[B], seconds: float) -> None:
         if session is None or session.lease.is_over:
             return
         session.lease.on_many_uses = wake_up
+        # While this waits, it must not keep a session alive that nobody else refers to.
         del session
         with anyio.move_on_after(seconds):
             await wake.wait()

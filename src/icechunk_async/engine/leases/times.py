@@ -61,6 +61,7 @@ async def storage_time(storage: Storage) -> datetime:
     """
     from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
 
+    # Named like those of a trial, so that collection removes what a killed process leaves.
     key = f"{PROBE_PREFIX}{BackupId.random()}"
     try:
         await storage.put(key, b"")

@@ -55,6 +55,7 @@ class ArrayState:
         coords = self.ours.coords
         if not manifest.extents or not len(coords):
             return coords
+        # In ascending order, those within the extents of the first axis are a run.
         start, stop = np.searchsorted(coords[:, 0], manifest.extents[0])
         return coords[start:stop]
 

@@ -184,6 +184,7 @@ class Sweep:
         last = await self._part(f"{folder}/", keep, tally, most=most, beginning=beginning)
         if last is None:
             return
+        # The beginning ended within one of the parts; those before it are done.
         parts = [f"{folder}/{letter}" for letter in ALPHABET]
         parts = [part for part in parts if part >= last[: len(part)]]
 

@@ -181,12 +181,13 @@ class DiskTier:
                     _log.info("%s was removed from the cache: %s", path, error)
                     path.unlink(missing_ok=True)
                     return None
+                # The time of a file is that of its last use: the oldest are evicted first.
                 now = clock.now_us() * 1000
                 with suppress(OSError):  # a read-only disk is still good for reading
                     os.utime(descriptor, ns=(now, now))
                 return retrieved
         except OSError as error:
-            if error.errno == errno.ELOOP:
+            if error.errno == errno.ELOOP:  # a link is in its place, which nobody follows
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
             self._warn(error)
@@ -218,6 +219,7 @@ class DiskTier:
             if not self._prepared():
                 return
             self._publish(path, dump(self._namespace, key, request, retrieved), retrieved)
+            # Asked when the file is there: a deletion before that found nothing to remove.
             if not still_right():
                 path.unlink(missing_ok=True)
         except FileNotFoundError:  # the directory was removed: the next write creates it

@@ -148,6 +148,7 @@ class Retrying(PassingStorage):
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it."""
+        # As `_try`, without a function for each read: most succeed at once.
         began = _now()
         try:
             return await self.wrapped.get(key, byte_range)
@@ -193,6 +194,7 @@ class Retrying(PassingStorage):
             if not passing:
                 return settled
             left = [failure.key for failure in passing]
+            # One pause for all that is left: the longest that the store asked for.
             if not await tries.pause(max(passing, key=lambda it: _retry_after(it.error)).error):
                 return settled + [DeleteFailure(it.key, tries.last(it.error)) for it in passing]
 

@@ -115,6 +115,7 @@ async def find_needs(
     await bounded_map(lambda it: note(it, old), parents, limit=_LIMITS.snapshots)
     added = {it: size for it, size in new.sizes.items() if it not in old.sizes}
     replaced = {it: size for it, size in old.sizes.items() if it not in new.in_all}
+    # Without new manifests no chunk is new, and the old ones need not be read.
     known = await _chunks_of(assets, replaced if added else {}, progress)
     wanted = await _chunks_of(assets, added, progress)
     ids = wanted.ids()

@@ -112,6 +112,7 @@ async def _listed(storage: Storage, needed: Pieces, prefix: str) -> npt.NDArray[
 async def _asked(storage: Storage, needed: Pieces) -> npt.NDArray[np.int64]:
     async def size(row: int) -> int:
         try:
+            # No bytes are needed: each reply tells the size of the whole object.
             return (await storage.get(needed.key(row), ByteRange(0, 0))).size_bytes
         except ObjectNotFoundError:
             return -1
