@@ -95,7 +95,7 @@ def test_programs_import_numpy_with_the_repository() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "most"), [("icechunk_async", 92), ("icechunk_async.sync", 146)]
+    ("package", "most"), [("icechunk_async", 87), ("icechunk_async.sync", 135)]
 )
 def test_importing_the_repository_brings_what_every_program_needs(package: str, most: int) -> None:
     """The modules of upkeep, inspection, credentials and storage trials are imported on use."""
