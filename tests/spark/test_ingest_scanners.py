@@ -82,7 +82,7 @@ def test_chunks_decode_to_what_the_file_holds(
     )
 
 
-def test_scalars_compact_and_unwritten_data(tmp_path: Path) -> None:
+def test_scan_copies_compact_data_and_leaves_out_unwritten_data(tmp_path: Path) -> None:
     """Contiguous data becomes a chunk, compact data is copied, unwritten data is left out."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:

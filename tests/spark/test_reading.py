@@ -261,7 +261,7 @@ def test_missing_branch_group_or_column_is_named(repository: Repository, url: st
         read(url, schema=pa.schema([("t", pa.int32())]))
 
 
-def test_as_of_a_moment(repository: Repository, url: str) -> None:
+def test_as_of_timestamp_reads_the_tip_at_that_time(repository: Repository, url: str) -> None:
     """The tip at that time, given in ISO 8601 or milliseconds."""
     commit(repository, a=np.arange(2))
     moment = next(iter(repository.ancestry(branch="main"))).written_at

@@ -172,7 +172,9 @@ def test_deleted_rows_have_their_old_values(commits: list[str], url: str) -> Non
     assert follow(follower(url, wanted, starting_snapshot=commits[-1])) == []
 
 
-def test_chunks(commits: list[str], url: str) -> None:
+def test_chunks_come_as_rows_when_they_are_written_replaced_or_removed(
+    commits: list[str], url: str
+) -> None:
     """Those that came to be; with all changes also those that were replaced, and removed."""
 
     def chunk(row: dict[str, Any]) -> tuple[Any, ...]:

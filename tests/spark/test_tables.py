@@ -41,7 +41,7 @@ def history(repository: Repository) -> list[str]:
     return [first, second]
 
 
-async def test_tables_without_spark(history: list[str], url: str) -> None:
+async def test_tables_are_read_as_arrow_without_spark(history: list[str], url: str) -> None:
     """Each as Arrow, and so for pandas, of any state."""
     first, second = history
     async with AsyncRepository.open(url) as repository:
@@ -125,7 +125,7 @@ def test_table_has_its_declared_schema(history: list[str], url: str, name: str) 
     assert read(url, table=name).num_rows
 
 
-def test_chunks_as_rows(history: list[str], url: str) -> None:
+def test_layout_chunks_reads_a_row_for_each_chunk_that_exists(history: list[str], url: str) -> None:
     """Those that exist, with bounds and stored bytes; decoded where the schema asks for it."""
     assert history
     found = read(url, layout="chunks", schema=SCHEMA)

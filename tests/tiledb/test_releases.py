@@ -75,7 +75,9 @@ def _reader(release: str, kind: str) -> str:
 
 @pytest.mark.blocks_the_loop
 @pytest.mark.parametrize("kind", ["dense", "sparse", "features"])
-async def test_random_arrays_of_the_installed_release(kind: str, tmp_path: Path) -> None:
+async def test_random_arrays_of_the_installed_release_read_as_tiledb_reads_them(
+    kind: str, tmp_path: Path
+) -> None:
     """Filters, orders, text, nulls, times, deletions, consolidations, evolutions."""
     version = RELEASES[NEWEST][1]
     if kind == "features":
@@ -91,7 +93,9 @@ async def test_random_arrays_of_the_installed_release(kind: str, tmp_path: Path)
 @pytest.mark.blocks_the_loop
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("kind", ["dense", "sparse", "features"])
-async def test_random_arrays_of_each_release(kind: str, release: str, tmp_path: Path) -> None:
+async def test_random_arrays_of_each_release_read_as_tiledb_reads_them(
+    kind: str, release: str, tmp_path: Path
+) -> None:
     """One for each format version."""
     version = RELEASES[release][1]
     if kind == "features":

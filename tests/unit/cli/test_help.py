@@ -110,7 +110,7 @@ def keys_of(value: Any) -> set[str]:
             return set()
 
 
-def test_version() -> None:
+def test_version_is_that_of_the_installed_distribution() -> None:
     """It is the version of the installed distribution."""
     outcome = run("--version")
     assert (outcome.exit_code, outcome.stdout) == (

@@ -179,7 +179,9 @@ def test_ages_are_words_at_a_terminal(sample: Sample) -> None:
         (timedelta(days=365 * 1234), "1,234 years"),
     ],
 )
-def test_ages_in_words(span: timedelta, words: str) -> None:
+def test_ages_are_told_in_the_largest_unit_of_which_there_are_two(
+    span: timedelta, words: str
+) -> None:
     """In the largest unit of which there are two."""
     assert age(span) == words
 

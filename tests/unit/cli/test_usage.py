@@ -31,7 +31,7 @@ def test_du_tells_what_each_array_takes(sample: Sample) -> None:
     assert lines[-1].split()[:4] == ["all", "5", "1.6", "kB"]
 
 
-def test_du_of_a_part_and_of_a_ref(sample: Sample) -> None:
+def test_du_counts_only_what_is_below_a_path_and_in_a_ref(sample: Sample) -> None:
     """A path limits it to what is at or below; a snapshot without arrays takes nothing."""
     below = run("du", sample.path, "v1", "--path", "deep", "--json").json
     assert [it["path"] for it in below["arrays"]] == ["/deep/large"]

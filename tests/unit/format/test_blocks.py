@@ -96,7 +96,7 @@ def test_empty_text_is_present() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])
-def test_vectors_of_any_length(count: int) -> None:
+def test_vectors_of_any_length_are_read_in_order(count: int) -> None:
     """Each item follows the one before."""
     texts = [f"text {number}" for number in range(count)]
     root = Tables.root(Buffer(finish(table(Shape(REF), strings(texts)))))

@@ -134,7 +134,7 @@ def test_the_root_group_may_be_missing(make: Make) -> None:
     assert list(nodes.below("/a")) == ["/a/b/c"]
 
 
-def test_no_nodes_at_all() -> None:
+def test_a_snapshot_without_nodes_is_empty() -> None:
     """The first snapshot has none, not even a root."""
     for nodes in (Nodes(), nodes_of([])):
         assert list(nodes) == []

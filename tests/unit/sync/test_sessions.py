@@ -129,7 +129,7 @@ def test_only_forks_are_merged(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_every_way_in_which_zarr_reads(repository: Repository, *, pickled: bool) -> None:
+def test_zarr_reads_in_every_way_it_knows(repository: Repository, *, pickled: bool) -> None:
     """Zarr reads on its own loop, in batches, and without a loop."""
     store = repository.readonly_session("main").store
     if pickled:
@@ -163,7 +163,7 @@ def _text(value: Buffer | None) -> bytes:
     return value.to_bytes()
 
 
-def test_every_way_in_which_zarr_writes(repository: Repository) -> None:
+def test_zarr_writes_in_every_way_unless_the_store_is_read_only(repository: Repository) -> None:
     """Each way also raises an error if the store is read-only."""
     session = repository.writable_session("main")
     writing, reading = session.store, session.store.with_read_only(read_only=True)

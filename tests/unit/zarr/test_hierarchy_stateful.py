@@ -71,7 +71,9 @@ def _url(place: str, tmp_path: Path) -> str:
 @pytest.mark.sampled
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("place", ["memory", "local"])
-def test_hierarchies_in_one_session(spec: int, place: str, tmp_path: Path) -> None:
+def test_hierarchies_in_one_session_agree_with_zarrs_memory_store(
+    spec: int, place: str, tmp_path: Path
+) -> None:
     """Groups, arrays, resizing, deleting and listing agree with Zarr's store in memory."""
     with _opened(_url(place, tmp_path), spec) as repository:
 

@@ -39,7 +39,7 @@ from icechunk_async.zarr.keys import (
         (".zmetadata", ForeignKey()),
     ],
 )
-def test_keys_that_are_understood(key: str, expected: StoreKey) -> None:
+def test_keys_of_documents_and_chunks_are_parsed(key: str, expected: StoreKey) -> None:
     """Documents, chunks with and without axes, and documents of Zarr format 2."""
     assert parse_key(key) == expected
 

@@ -59,7 +59,7 @@ def test_tree_draws_a_tree(sample: Sample) -> None:
     assert text.index("deep/") < text.index("large")
 
 
-def test_tree_of_an_earlier_snapshot(sample: Sample) -> None:
+def test_tree_shows_an_earlier_snapshot(sample: Sample) -> None:
     """The first one is empty."""
     outcome = run("tree", sample.path, sample.first)
     assert outcome.exit_code == 0

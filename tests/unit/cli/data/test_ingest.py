@@ -19,7 +19,7 @@ async def _create(url: Path, place: Path) -> None:
         pass
 
 
-def test_ingest(tmp_path: Path) -> None:
+def test_ingest_adds_an_array_once_and_refuses_a_sparse_one(tmp_path: Path) -> None:
     """A dense array becomes a group; a second run finds nothing to do; a sparse one is refused."""
     place = placed(ARCHIVES[-1], "features-0", tmp_path)
     repository = tmp_path / "repository"

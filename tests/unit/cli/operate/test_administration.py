@@ -206,7 +206,7 @@ def test_status_forbids_and_allows_changes(repository: Path) -> None:
     assert run("status", repository, "--online", "--read-only", "x").exit_code == 2
 
 
-def test_status_of_a_repository_of_version_1(tmp_path: Path) -> None:
+def test_status_is_refused_for_a_repository_of_version_1(tmp_path: Path) -> None:
     """It has no status, which is said when one is to be set."""
     run("init", tmp_path / "old", "--spec-version", "1")
     found = run("status", tmp_path / "old", "--json").json

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Sample
 
 
-def test_copy(sample: Sample, repository: Path, tmp_path: Path) -> None:
+def test_copy_makes_a_backup_and_refuses_one_that_has_commits(
+    sample: Sample, repository: Path, tmp_path: Path
+) -> None:
     """A copy opens; a second run finds nothing to do; a copy with commits is refused."""
     target = tmp_path / "backup"
     first = run("copy", sample.path, target, "--destination-option", "durability=none", "--json")
@@ -49,7 +51,7 @@ def test_copy_into_itself_is_refused(sample: Sample, tmp_path: Path) -> None:
     assert run("copy", sample.path, tmp_path / f"{sample.path.name}-2").exit_code == 0
 
 
-def test_copy_of_a_part(sample: Sample, tmp_path: Path) -> None:
+def test_copy_takes_only_the_refs_and_the_time_it_is_given(sample: Sample, tmp_path: Path) -> None:
     """By name, and from a snapshot, a time or an age on."""
     part = tmp_path / "part"
     run("copy", sample.path, part, "--ref", "v1")
@@ -94,7 +96,7 @@ def test_sync_names_what_changed_and_what_it_undoes(repository: Path, tmp_path: 
     assert "was up to date." in run("sync", repository, target).stdout
 
 
-def test_copy_as_zarr(sample: Sample, tmp_path: Path) -> None:
+def test_copy_as_zarr_writes_a_hierarchy_and_refuses_a_time(sample: Sample, tmp_path: Path) -> None:
     """Virtual chunks need --authorize; a time and a hierarchy do not go together."""
     target = tmp_path / "plain"
     done = run(
@@ -109,7 +111,9 @@ def test_copy_as_zarr(sample: Sample, tmp_path: Path) -> None:
     assert "as_zarr" in refused.stderr
 
 
-def test_copy_of_chosen_arrays_and_without_chunks(sample: Sample, tmp_path: Path) -> None:
+def test_copy_takes_chosen_arrays_and_says_what_readers_authorize(
+    sample: Sample, tmp_path: Path
+) -> None:
     """The command says what readers authorize; unknown paths are named, with those like them."""
     path = "/deep/large"
     target = tmp_path / "shallow"

@@ -49,7 +49,9 @@ def test_damaged_repo_object_is_damage_and_not_a_failure(repository: Path) -> No
         assert "cannot be opened" in done.json["not_looked_at"][0]["what"]
 
 
-def test_samples_and_states(repository: Path, tmp_path: Path) -> None:
+def test_verify_takes_a_share_or_a_number_and_refuses_other_files_as_state(
+    repository: Path, tmp_path: Path
+) -> None:
     """A share, a number, nonsense; a state is removed at the end."""
     state = tmp_path / "state.json"
     for sample in ("50%", "0.5", "1"):

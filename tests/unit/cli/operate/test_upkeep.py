@@ -58,7 +58,7 @@ def _age(repository: Path) -> None:
             os.utime(path, (0, 0))
 
 
-def test_expire_and_gc(sample: Sample, repository: Path) -> None:
+def test_expire_and_gc_delete_what_their_dry_runs_name(sample: Sample, repository: Path) -> None:
     """Old snapshots go from history first, then what only they used."""
     run("tag", "delete", repository, "v1")
     run("branch", "delete", repository, "dev")
@@ -118,7 +118,7 @@ async def _summed(directory: Path) -> None:
                 await write(store.session, "a/c/0", bytes([number]))
 
 
-def test_compact(tmp_path: Path) -> None:
+def test_compact_writes_chunks_of_sparse_objects_anew_once(tmp_path: Path) -> None:
     """Chunks leave sparse objects, after a dry run; a second run has nothing to do."""
     asyncio.run(_pack(tmp_path))
     dry = run("compact", tmp_path, "--dry-run", "--json").json
@@ -144,7 +144,7 @@ def test_compact(tmp_path: Path) -> None:
     assert run("log", tmp_path, "--json").json["snapshots"][0] == newest
 
 
-def test_check(sample: Sample, repository: Path) -> None:
+def test_check_names_missing_files_and_fails(sample: Sample, repository: Path) -> None:
     """The command names missing files and exits with an error code."""
     fine = run("check", repository, "--json").json
     assert (fine["snapshots"], fine["broken"]) == (3, [])
@@ -170,7 +170,7 @@ def test_check(sample: Sample, repository: Path) -> None:
     assert sample.tip in run("check", repository).stdout
 
 
-def test_rewrite_manifests(sample: Sample, repository: Path) -> None:
+def test_rewrite_manifests_commits_or_replaces_the_tip(sample: Sample, repository: Path) -> None:
     """A commit with the same content, or the tip replaced."""
     _split(repository)
     planned = run("rewrite-manifests", repository, "--dry-run", "--json").json
@@ -221,7 +221,7 @@ def test_rewriting_what_is_split_so_already_makes_no_commit(
     assert run("log", repository, "--json").json["snapshot_id"] == always["snapshot_id"] != made
 
 
-def test_migrate(tmp_path: Path) -> None:
+def test_migrate_changes_the_version_once_after_a_dry_run(tmp_path: Path) -> None:
     """In place, after a dry run; a repository of version 2 needs none."""
     old = tmp_path / "old"
     run("init", old, "--spec-version", "1")

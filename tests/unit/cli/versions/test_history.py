@@ -61,7 +61,7 @@ def test_log_lists_newest_first(sample: Sample) -> None:
     )
 
 
-def test_log_as_a_table(sample: Sample) -> None:
+def test_log_shows_one_line_a_snapshot_without_control_characters(sample: Sample) -> None:
     """One line a snapshot; what a message holds is neither markup nor steers the terminal."""
     lines = run("log", sample.path).stdout.splitlines()
     assert [line.split()[0] for line in lines] == [
@@ -101,7 +101,7 @@ def test_log_begins_at_a_snapshot(sample: Sample) -> None:
     assert document["snapshot_id"] == sample.v1
 
 
-def test_log_as_of_a_time(sample: Sample) -> None:
+def test_log_begins_at_the_tip_of_a_time(sample: Sample) -> None:
     """The tip of the branch at that time; a time without offset is UTC."""
     filled = run("show", sample.path, "v1", "--json").json["snapshot"]
     for text in (filled["written_at"], filled["written_at"].removesuffix("+00:00")):
@@ -152,6 +152,6 @@ def test_diff_tells_what_commits_touched(sample: Sample) -> None:
     assert "/small" in run("diff", sample.path, "v1", "main").stdout
 
 
-def test_diff_of_a_ref_with_itself(sample: Sample) -> None:
+def test_diff_of_equal_refs_says_that_nothing_was_touched(sample: Sample) -> None:
     """Nothing was touched, and that is said."""
     assert "Nothing was touched." in run("diff", sample.path, "v1", "dev").stdout

@@ -124,7 +124,9 @@ def test_a_branch_that_moved_is_checked_anew(sided: Path) -> None:
         (("protect", "nowhere"), 1, "no branch 'nowhere'"),
     ],
 )
-def test_misspelled(sided: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_misspelled_arguments_are_refused_and_nothing_is_proposed(
+    sided: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
     """One sentence, and nothing is there."""
     command, *rest = arguments
     outcome = run(command, sided, *rest)

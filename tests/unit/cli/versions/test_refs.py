@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Sample
 
 
-def test_list_branches(sample: Sample) -> None:
+def test_branch_list_sorts_by_name_and_shows_tips(sample: Sample) -> None:
     """Branches are sorted by name and shown with their tips."""
     document = run("branch", "list", sample.path, "--json").json
     assert document["kind"] == "branch"
@@ -25,7 +25,7 @@ def test_list_branches(sample: Sample) -> None:
     assert [line.split()[0] for line in lines] == ["BRANCH", "dev", "main"]
 
 
-def test_list_tags(sample: Sample) -> None:
+def test_tag_list_shows_tags_with_their_snapshots(sample: Sample) -> None:
     """Tags are sorted by name and shown with their snapshots."""
     document = run("tag", "list", sample.path, "--json").json
     assert document["kind"] == "tag"
@@ -70,14 +70,16 @@ def test_create_at_main_unless_told_otherwise(sample: Sample, repository: Path, 
     )
 
 
-def test_create_as_of_a_time(sample: Sample, repository: Path) -> None:
+def test_tag_create_takes_what_was_the_tip_at_a_time(sample: Sample, repository: Path) -> None:
     """A tag for what was the tip then."""
     moment = run("show", repository, "v1", "--json").json["snapshot"]["written_at"]
     created = run("tag", "create", repository, "then", "--as-of", moment, "--json").json
     assert created["snapshot_id"] == sample.v1
 
 
-def test_reset_a_branch(sample: Sample, repository: Path) -> None:
+def test_branch_reset_moves_to_any_ref_and_tells_where_it_was(
+    sample: Sample, repository: Path
+) -> None:
     """To any ref; what it was before is told."""
     moved = run("branch", "reset", repository, "main", "v1", "--json").json
     assert moved == {

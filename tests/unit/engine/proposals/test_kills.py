@@ -76,7 +76,9 @@ async def check_whole(repository: Repository, base: SnapshotId, check: Counting)
 @pytest.mark.sampled
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.parametrize("spec", [1, 2])
-async def test_killed_while_proposing(spec: int, *, carried_out: bool) -> None:
+async def test_a_kill_while_proposing_leaves_the_branch_and_a_whole_proposal(
+    spec: int, *, carried_out: bool
+) -> None:
     """The branch is unchanged; a proposal that is there can be accepted."""
     for writes in range(100):
         url = memory_url()
@@ -108,7 +110,9 @@ async def test_killed_while_proposing(spec: int, *, carried_out: bool) -> None:
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("spec", [1, 2])
-async def test_killed_while_accepting(spec: int, *, moved: bool, carried_out: bool) -> None:
+async def test_a_kill_while_accepting_publishes_once_or_not_at_all(
+    spec: int, *, moved: bool, carried_out: bool
+) -> None:
     """It landed whole or not at all, and accepting again ends it, once."""
     for writes in range(100):
         url = memory_url()

@@ -419,7 +419,7 @@ async def test_a_stored_command_is_never_run(repository: Repository, tmp_path: A
     assert not (tmp_path / "ran").exists()
 
 
-async def test_proposals_that_are_not_there(repository: Repository) -> None:
+async def test_missing_proposals_and_text_that_is_no_id_are_refused(repository: Repository) -> None:
     """And text that is no id."""
     await begin(repository)
     with pytest.raises(ProposalNotFoundError, match="no proposal 0000000000000000000"):

@@ -200,7 +200,7 @@ async def test_copies_are_protected_as_well(protected: Repository) -> None:
             await copy.writable_session("main")
 
 
-async def test_what_cannot_be_protected(protected: Repository) -> None:
+async def test_what_cannot_be_protected_is_refused(protected: Repository) -> None:
     """Is said in one sentence."""
     with pytest.raises(BranchNotFoundError):
         await protected.protect_branch("nowhere")

@@ -134,7 +134,7 @@ async def begin(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("one", CHANGES)
-async def test_matrix(one: str) -> None:
+async def test_merging_two_changes_is_refused_or_equals_one_after_the_other(one: str) -> None:
     """One change on a branch, another on ``main``: merged, or refused with the clash.
 
     Each pair in one direction by default, by turns as the table has them; thoroughly in both.

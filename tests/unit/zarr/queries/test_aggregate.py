@@ -396,7 +396,7 @@ async def test_attributes_of_packing_and_of_missing_values_keep_results_right() 
             assert (found.value, found.chunks_read) == (value, reads)
 
 
-async def test_conditions_on_other_arrays_along_the_same_dimensions() -> None:
+async def test_conditions_on_other_arrays_select_cells_and_prune_chunks() -> None:
     """A mask in the same chunks is pruned by its statistics, one in others is read."""
     rng = np.random.default_rng(1)
     values, mask = rng.integers(0, 100, (12, 8)), np.zeros((8, 12), "u1")
