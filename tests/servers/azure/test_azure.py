@@ -398,7 +398,7 @@ class TestTrouble:
                 assert caught.value.context["bucket"] == "missing"
             assert isinstance((await storage.delete(["key"]))[0].error, BucketNotFoundError)
 
-    async def test_a_server_that_does_not_run(self) -> None:
+    async def test_a_server_that_does_not_run_is_unreachable_and_leaves_no_doubt(self) -> None:
         """Nothing was sent, so that nothing is in doubt."""
         where = options(f"http://127.0.0.1:{free_port()}/{ACCOUNT}")
         async with open_storage("az://box", **where) as storage:

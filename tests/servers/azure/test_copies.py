@@ -69,7 +69,9 @@ async def test_each_side_brings_its_own_signature(
         assert bytes((await target.get("chunks/é")).data) == BODY
 
 
-async def test_missing_source_is_told(azurite: Azurite, container: str, second: str) -> None:
+async def test_a_missing_source_is_an_error_and_another_account_is_not_copied_from(
+    azurite: Azurite, container: str, second: str
+) -> None:
     """Nothing is made. Other accounts are not copied from."""
     given = options(azurite.endpoint)
     elsewhere = {**given, "endpoint_url": "http://127.0.0.1:1/devstoreaccount1"}

@@ -274,7 +274,9 @@ class TestSignatureThatTheServiceRefuses:
         async with FaultProxy("127.0.0.1", azurite.port) as proxy:
             yield proxy
 
-    async def test_another_one_is_fetched_once(self, service: Service, proxy: FaultProxy) -> None:
+    async def test_an_expired_token_is_replaced_by_one_fetched_once(
+        self, service: Service, proxy: FaultProxy
+    ) -> None:
         """However many requests are refused; each is sent again, conditional writes too."""
         given: list[str] = []
 
@@ -320,7 +322,7 @@ class TestSignatureThatTheServiceRefuses:
                 await storage.put("key", b"body", if_version=ABSENT)
             assert len(asked) == 2
 
-    async def test_a_fixed_one_is_told_with_its_end(
+    async def test_a_fixed_token_that_expires_is_named_with_its_end(
         self, service: Service, proxy: FaultProxy
     ) -> None:
         """In mid-commit: nothing is half-written, and the message says what to do."""
@@ -334,7 +336,7 @@ class TestSignatureThatTheServiceRefuses:
                 await session.commit("in vain")
             assert await service.state() == ([], [None] * 3)
 
-    async def test_one_that_ended_within_the_second_of_the_refusal_has_expired(
+    async def test_a_token_that_ended_within_the_second_of_the_refusal_has_expired(
         self, service: Service, proxy: FaultProxy
     ) -> None:
         """The service tells whole seconds."""

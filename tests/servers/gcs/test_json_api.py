@@ -259,7 +259,7 @@ class TestStrictness:
         with pytest.raises(Refusal, match="ifGenerationMach"):
             ask.allow("prefix", "ifGenerationMatch")
 
-    def test_numbers_are_numbers(self) -> None:
+    def test_an_invalid_generation_is_refused(self) -> None:
         """An invalid generation is a mistake, not a mismatch."""
         for value in ("", "x", "-1", "1.0", str(1 << 63)):
             ask = Ask("GET", [], {"ifGenerationMatch": value})

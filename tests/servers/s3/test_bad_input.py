@@ -205,7 +205,7 @@ async def test_a_denied_request_without_a_signature_is_told_so(ministack_server:
                 assert "policy" not in error.message
 
 
-async def test_the_archive_is_told(ministack_server: Server) -> None:
+async def test_an_archived_object_is_denied_with_the_reason(ministack_server: Server) -> None:
     """An object in a class that cannot be read at once."""
     async with answering(ministack_server, refusing(403, "InvalidObjectState")) as storage:
         with pytest.raises(PermissionDeniedError, match="archived"):

@@ -54,7 +54,9 @@ async def test_large_object_is_copied_in_parts(
             await target.copy_from(source, "chunks/none")
 
 
-async def test_missing_source_is_told(moto_server: Server) -> None:
+async def test_a_missing_source_is_an_error_and_another_endpoint_is_not_copied_from(
+    moto_server: Server,
+) -> None:
     """Nothing is made."""
     bucket = await asyncio.to_thread(moto_server.bucket)
     options = moto_server.options()

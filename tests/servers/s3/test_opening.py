@@ -90,7 +90,7 @@ async def test_reading_and_writing_make_no_client(made: list[Stock]) -> None:
 
 
 @pytest.mark.parametrize("settings", ["environment", "files"])
-def test_other_settings_are_heard_of(
+def test_changed_settings_are_seen_by_the_next_opening(
     made: list[Stock], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: str
 ) -> None:
     """Nothing is remembered beyond the settings that it was found out with."""

@@ -37,7 +37,7 @@ class Recorder:
         return web.Response(status=404)
 
 
-async def test_every_request_has_it() -> None:
+async def test_every_request_has_the_user_agent_that_was_given() -> None:
     """Those that the driver sends, for listing and deleting, as well."""
     recorder = Recorder()
     async with serving(recorder) as url:
@@ -61,7 +61,7 @@ async def test_every_request_has_it() -> None:
     assert {agent for _, agent in recorder.agents} == {AGENT}
 
 
-async def test_it_is_the_librarys_name_otherwise() -> None:
+async def test_the_user_agent_is_the_librarys_name_if_none_is_given() -> None:
     """Without a version, which is nobody's business."""
     recorder = Recorder()
     async with serving(recorder) as url:

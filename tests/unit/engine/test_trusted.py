@@ -104,7 +104,7 @@ async def test_the_second_repository_takes_few_requests(services: Services) -> N
         ("s3://bucket/one", {"region": "x", "credentials": object()}),
     ],
 )
-async def test_another_service_is_tried(
+async def test_conditions_of_another_service_are_tried(
     services: Services, url: str, options: dict[str, object]
 ) -> None:
     """Another bucket, other options, another scheme, and options that do not tell what they do."""
@@ -129,7 +129,7 @@ async def test_a_documented_service_takes_few_requests_at_once(services: Service
     assert await services.create("s3://bucket/three", probe=True) > TRIAL_REQUESTS
 
 
-async def test_another_environment_is_tried(
+async def test_conditions_are_tried_again_when_the_environment_changes(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A variable may name another server."""
@@ -157,7 +157,7 @@ async def test_a_trial_that_is_asked_for_is_made(services: Services) -> None:
     assert await services.create("s3://bucket/two", probe=True) > TRIAL_REQUESTS
 
 
-async def test_a_failure_is_not_trusted(services: Services) -> None:
+async def test_a_service_that_failed_its_trial_is_refused_each_time(services: Services) -> None:
     """A service that ignores conditions is refused each time."""
     services.ignores_conditions = True
     for name in ("one", "two"):

@@ -88,7 +88,7 @@ EXAMPLES: dict[str, tuple[int, list[Extents], list[int], set[Extents], set[Exten
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_splitting_of_known_examples(name: str) -> None:
+def test_a_plan_reuses_the_manifests_of_untouched_cells(name: str) -> None:
     """A grid of ten chunks: what stays, and what is written anew."""
     size, old, changed, kept, written = EXAMPLES[name]
     coords = np.array(changed, np.uint32).reshape(-1, 1)

@@ -98,7 +98,7 @@ async def test_what_is_left_of_a_collected_session_can_be_read(spec: int) -> Non
         assert await _kept(url, caught.value, "a/c/61") == CHUNK
 
 
-async def test_the_snapshot_is_garbage(spec: int) -> None:
+async def test_the_snapshot_of_a_lost_commit_can_be_collected(spec: int) -> None:
     """Once it is collected it is gone, and says so."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository:

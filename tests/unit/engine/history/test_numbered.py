@@ -78,7 +78,7 @@ async def _states(storage: Storage) -> list[str]:
     return [it.key async for it in storage.list_prefix(STATES) if isinstance(it, ObjectInfo)]
 
 
-async def test_it_opens_by_itself_and_says_what_it_is(
+async def test_a_numbered_repository_is_recognized_when_it_is_opened(
     storage: Storage, repository: Repository
 ) -> None:
     """By URL, by its handle, and in the reports."""

@@ -179,7 +179,7 @@ def test_text_of_others_stays_text(text: str) -> None:
     assert not [it for it in page if it != "\n" and not it.isprintable()]
 
 
-def test_the_page_says_everything() -> None:
+def test_the_page_says_all_that_its_record_holds() -> None:
     """State, branches, snapshots, checks, nodes, values and maps."""
     text = read(render(record("said"))).text
     for part in (

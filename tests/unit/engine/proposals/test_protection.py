@@ -161,7 +161,7 @@ async def test_a_branch_may_ask_for_checks(protected: Repository) -> None:
     assert await proposal.accept(checks=[Counting()]) == await protected.lookup_branch("main")
 
 
-async def test_metadata_do_not_lift_it(protected: Repository) -> None:
+async def test_changing_metadata_does_not_lift_protection(protected: Repository) -> None:
     """Nor do other settings."""
     await protected.set_metadata({"title": "x"})
     await protected.update_metadata({"icechunk-async": {"packing": None}})

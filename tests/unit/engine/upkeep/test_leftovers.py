@@ -40,7 +40,7 @@ async def left_at(url: str) -> Leftovers:
 
 
 @pytest.mark.parametrize("spec", [1, 2])
-async def test_healthy_repositories_have_none(spec: int) -> None:
+async def test_healthy_repositories_have_no_leftovers(spec: int) -> None:
     """Garbage does not count: a dry run of collection tells."""
     url, _ = await littered(spec)
     left = await left_at(url)

@@ -50,7 +50,9 @@ def array(*sizes: int, names: Sequence[str | None] | None = ("time", "y", "x")) 
         ([array(5, names=("other",)), array(5, names=None), array(names=())], None),
     ],
 )
-def test_the_length_suits_the_arrays(arrays: list[ArrayData], length: int | None) -> None:
+def test_the_length_bounds_references_of_a_share_and_of_last_cells(
+    arrays: list[ArrayData], length: int | None
+) -> None:
     """At most 100 references of each share, and all last cells together are some 2,000."""
     assert length_for_appends(arrays, "time") == length
 

@@ -76,7 +76,7 @@ async def test_virtual_bytes_are_counted_by_location_and_range(repository: Repos
     assert await repository.chunk_storage_stats() == ChunkStorageStats(0, 210, 0)
 
 
-async def test_progress_is_told() -> None:
+async def test_progress_tells_of_snapshots_then_of_manifests() -> None:
     """Snapshots, then manifests."""
     async with Repository.create(memory_url()) as repository:
         session = await repository.writable_session("main")

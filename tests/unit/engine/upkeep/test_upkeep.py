@@ -367,7 +367,7 @@ async def test_a_damaged_repository_is_left_alone(spec: int, folder: str) -> Non
         assert await objects(repository.storage) == before
 
 
-async def test_progress_is_told(spec: int) -> None:
+async def test_progress_of_each_phase_reaches_its_total(spec: int) -> None:
     """Every phase, with numbers that do not decrease and reach the total."""
     url, _ = await littered(spec)
     told: list[Progress] = []

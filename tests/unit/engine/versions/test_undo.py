@@ -287,7 +287,7 @@ async def test_reverting_costs_what_the_commit_changed(chunks: int) -> None:
             assert not any(key.startswith("chunks/") for _, key in storage.log)
 
 
-async def test_all_of_it_works_on_virtual_chunks(repository: Repository) -> None:
+async def test_undo_brings_back_references_to_virtual_chunks(repository: Repository) -> None:
     """References are brought back, and the files that they lead to are not looked at."""
     await numbers(repository, c0=1)
     for offset in (0, 100):

@@ -96,7 +96,7 @@ def test_grant_given_twice_is_refused() -> None:
         settle_grants(["s3://bucket/"], {"s3://bucket": 1, "s3://bucket/": 2})
 
 
-def test_missing_grants_are_code() -> None:
+def test_missing_grants_are_shown_as_code_that_parses() -> None:
     """It parses, with a credential that fits each container."""
     code = as_code(["s3://b/", "file:///it's/", "gcs://c/"])
     parsed = ast.parse(code).body[0]
