@@ -37,12 +37,12 @@ def merge(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> Chunk
     Cost: no Python object per reference if there are many. Where a few of them are replaced by
     others, a copy of each column that changes.
     """
+    if parts and sum(map(len, parts)) + len(changed) <= _FEW:
+        return _one_by_one(parts, changed, box)
     if len(parts) == 1 and len(changed) <= _FEW_CHANGED:
         replaced = _replaced(parts[0], changed, box)
         if replaced is not None:
             return replaced
-    if parts and sum(map(len, parts)) + len(changed) <= _FEW:
-        return _one_by_one(parts, changed, box)
     kept: list[ChunkRefs] = []
     for part in parts:
         keep = part.inside(box)

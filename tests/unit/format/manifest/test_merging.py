@@ -103,9 +103,9 @@ def test_references_that_replace_others_are_merged_as_many_are(
     box = data.draw(st.sampled_from([BOX, ((0, 99), (0, 99))]))
     changes = {at: ref for at, ref in changes.items() if refs_of(2, {at: ref}).inside(box).all()}
     part, changed = refs_of(2, old), refs_of(2, changes)
-    found = merge([part], changed, box)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merging, "_FEW", -1)
+        found = merge([part], changed, box)
         patch.setattr(merging, "_FEW_CHANGED", -1)
         expected = merge([part], changed, box)
     assert as_dict(found) == as_dict(expected)
@@ -115,8 +115,9 @@ def test_references_that_replace_others_are_merged_as_many_are(
     assert as_dict(part) == as_dict(refs_of(2, old))  # it may be in a cache
 
 
-def test_references_of_a_file_without_order_are_ordered() -> None:
+def test_references_of_a_file_without_order_are_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other writers may have left them so."""
+    monkeypatch.setattr(merging, "_FEW", -1)
     refs: dict[Coordinates, ChunkRef] = {(at,): NativeChunk(chunk_id(at), 0, 1) for at in (2, 0, 1)}
     changed = refs_of(1, {(1,): InlineChunk(b"x")})
     merged = merge([ChunkRefs.from_mapping(1, refs)], changed, ((0, 3),))
@@ -124,8 +125,11 @@ def test_references_of_a_file_without_order_are_ordered() -> None:
     assert as_dict(merged) == {(0,): refs[0,], (1,): InlineChunk(b"x"), (2,): refs[2,]}
 
 
-def test_nothing_is_left_of_the_guard_of_a_virtual_reference() -> None:
+def test_nothing_is_left_of_the_guard_of_a_virtual_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Neither an ETag nor a time belongs to the chunk that replaces it."""
+    monkeypatch.setattr(merging, "_FEW", -1)
     guarded: list[ChunkRef] = [
         VirtualChunk("s3://b/a", 0, 1, "tag"),
         VirtualChunk("s3://b/b", 0, 1, None, 7),
@@ -137,7 +141,7 @@ def test_nothing_is_left_of_the_guard_of_a_virtual_reference() -> None:
     assert merged.modified.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("count", [10, 1000, 100_000])
+@pytest.mark.parametrize("count", [100, 1000, 100_000])
 def test_replacing_a_reference_costs_the_same_calls_among_any_number(count: int) -> None:
     """A commit that updates one chunk merges it into all others of the manifest."""
     coords = np.arange(count, dtype=np.uint32).reshape(-1, 1)
