@@ -97,9 +97,18 @@ async def bounded_map[T, R](
     results: dict[int, R] = {}
     pending = iter(enumerate(items))
 
+    ended_early = False
+
     async def worker() -> None:
-        for index, item in pending:  # shared: each item goes to one worker
-            results[index] = await fn(item)
+        nonlocal ended_early
+        try:
+            for index, item in pending:  # shared: each item goes to one worker
+                if ended_early:
+                    return
+                results[index] = await fn(item)
+        except asyncio.CancelledError:
+            ended_early = True
+            raise
 
     async with _task_group() as group:
         workers = [group.create_task(worker()) for _ in range(limit)]
