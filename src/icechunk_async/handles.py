@@ -17,59 +17,53 @@ import pickle
 import threading
 import weakref
 from collections import deque
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from icechunk_async._runtime.blocking.portal import at_exit, run, run_later
+from icechunk_async._runtime.blocking.portal import at_exit, run, run_async, run_later
 from icechunk_async._runtime.blocking.tracebacks import Shortened
 from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
+from icechunk_async.engine.open import open_engine
 from icechunk_async.errors import SessionStateError, StorageClosedError, WrongTypeError
 from icechunk_async.format.ids import SessionId
-from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.session import ForkSession as AsyncForkSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.engine.open import Engine, Origin
     from icechunk_async.session import AnySession as AsyncSession
 
-__all__ = ["RepositoryHandle", "SessionHandle", "Source", "not_a_fork"]
+__all__ = ["Elsewhere", "Here", "RepositoryHandle", "SessionHandle", "Source", "not_a_fork"]
 
 _KEPT_OPEN: Final = 4
 """Else each task of a worker, which unpickles its store, would open the repository again."""
-_NEWEST: Final = 2
-"""The version of the format whose metadata takes the most."""
 _ADVICE: Final = (
     "A writable session stays in its process: a copy could not commit. Make one child per task "
     "with Session.fork(), pickle those, and Session.merge() what comes back before the commit. "
     "To only read elsewhere, pickle a session of Repository.readonly_session(). To write dask "
     "arrays of an xarray dataset, use icechunk_async.sync.xarray.to_icechunk()."
 )
-_all_open: Final[set[_Open]] = set()
-_handles: Final[weakref.WeakValueDictionary[bytes, RepositoryHandle[Any]]] = (
+_all_open: Final[set[_Open[Any]]] = set()
+_handles: Final[weakref.WeakValueDictionary[bytes, RepositoryHandle[Any, Any]]] = (
     weakref.WeakValueDictionary()
 )
-_recent: Final[deque[RepositoryHandle[Any]]] = deque(maxlen=_KEPT_OPEN)
+_recent: Final[deque[RepositoryHandle[Any, Any]]] = deque(maxlen=_KEPT_OPEN)
 _sharing = threading.Lock()
 
 
-class Source(Protocol):
+class Source[R](Protocol):
     """How a repository is opened; plain data that pickles, equal to its copies."""
 
-    @property
-    def default_metadata(self) -> Mapping[str, Any]:
-        """The properties of all commits."""
-        ...
-
-    def opening(self) -> AbstractAsyncContextManager[AsyncRepository]:
+    def opening(self) -> AbstractAsyncContextManager[R]:
         """Open the repository for the length of a block."""
         ...
 
-    def with_metadata(self, metadata: Mapping[str, Any]) -> Self:
-        """Return the source with other properties of all commits."""
+    def settle(self, repository: R) -> None:
+        """Give an open repository the settings of the source that may change while it is open."""
         ...
 
     def errors(self) -> AbstractContextManager[None, None]:
@@ -77,8 +71,8 @@ class Source(Protocol):
         ...
 
 
-class RepositoryHandle[S: Source]:
-    """A native repository, which is open or opens at its first use.
+class RepositoryHandle[S: Source[Any], R]:
+    """A repository as its source opens it, which is open or opens at its first use.
 
     It closes with `close`, when nothing refers to the handle any more, or with the process.
     """
@@ -86,7 +80,7 @@ class RepositoryHandle[S: Source]:
     def __init__(self, source: S) -> None:
         """Keep the source; nothing is opened yet."""
         self.source = source
-        self._open: _Open | None = None
+        self._open: _Open[R] | None = None
         self._opening: SingleFlight[int, None] = SingleFlight()
         self._opener: tuple[int, asyncio.Task[Any]] | None = None
         """The task that opens the repository at present, and the generation of its loop."""
@@ -95,27 +89,27 @@ class RepositoryHandle[S: Source]:
     def __reduce__(self) -> tuple[Any, ...]:
         return _shared, (pickle.dumps(self.source),)
 
-    async def enter(self, manager: AbstractAsyncContextManager[AsyncRepository]) -> None:
+    async def enter(self, manager: AbstractAsyncContextManager[R]) -> None:
         """Open the repository with `manager`. Cancellation: it closes again."""
         with self.source.errors():
-            opened = await _Open.enter(manager)
+            opened = await _Open[R].enter(manager)
         self._keep(opened)
 
-    def _keep(self, opened: _Open) -> None:
-        opened.repository.default_commit_metadata = dict(self.source.default_metadata)
+    def _keep(self, opened: _Open[R]) -> None:
+        self.source.settle(opened.repository)  # it may have changed since the opening began
         weakref.finalize(self, opened.close_later).atexit = False  # at exit, the portal closes it
         self._open = opened
 
     @property
-    def ready(self) -> AsyncRepository | None:
-        """The native repository, if it is open."""
+    def ready(self) -> R | None:
+        """The repository, if it is open."""
         opened = self._open
         if opened is None or opened.generation != generation() or self._closed is not None:
             return None
         return opened.repository
 
-    async def repository(self) -> AsyncRepository:
-        """Return the native repository; on the portal's loop."""
+    async def repository(self) -> R:
+        """Return the repository; on the portal's loop."""
         ready = self.ready
         if ready is not None:
             return ready
@@ -138,7 +132,7 @@ class RepositoryHandle[S: Source]:
         assert task is not None  # of the flight
         self._opener = generation(), task
         try:
-            opened = await _Open.enter(self.source.opening())
+            opened = await _Open[R].enter(self.source.opening())
             if self._closed is None:
                 self._keep(opened)
             else:
@@ -146,35 +140,29 @@ class RepositoryHandle[S: Source]:
         finally:
             self._opener = None  # after the result is kept, so that `close` sees one of both
 
-    def now(self) -> AsyncRepository:
-        """Return the native repository; blocks if it must be opened first."""
+    def now(self) -> R:
+        """Return the repository; blocks if it must be opened first."""
         with Shortened():  # errors show the caller, not this line
             return self.ready or run(self.ask(_itself))
 
-    async def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
+    async def ask[T](self, question: Callable[[R], Awaitable[T]]) -> T:
         """Put a question to the repository; on the portal's loop. Errors are the source's."""
         with self.source.errors():
             return await question(await self.repository())
 
-    async def each[T, R](
-        self, question: Callable[[AsyncRepository], AsyncIterator[T]], convert: Callable[[T], R]
-    ) -> AsyncIterator[R]:
+    async def each[T, U](
+        self, question: Callable[[R], AsyncIterator[T]], convert: Callable[[T], U]
+    ) -> AsyncIterator[U]:
         """Iterate over the replies to a question; on the portal's loop."""
         with self.source.errors():
             async for item in question(await self.repository()):
                 yield convert(item)
 
-    def set_default_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Give these properties to all later commits.
-
-        Raises:
-            InvalidInputError: one cannot be stored; those in force stay.
-        """
-        with self.source.errors():
-            encode_items(metadata, _NEWEST)
-        self.source = self.source.with_metadata(dict(metadata))
+    def settle(self, source: S) -> None:
+        """Take a source with other settings, also for the repository if it is open."""
+        self.source = source
         if self.ready is not None:
-            self.ready.default_commit_metadata = dict(metadata)
+            source.settle(self.ready)
 
     def close(self, advice: str = "") -> None:
         """Close the repository for good, also if it is being opened.
@@ -207,17 +195,17 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class _Open:
-    """An open native repository, and how to close it."""
+class _Open[R]:
+    """An open repository, and how to close it."""
 
-    def __init__(self, repository: AsyncRepository, stack: AsyncExitStack) -> None:
+    def __init__(self, repository: R, stack: AsyncExitStack) -> None:
         self.repository = repository
         self.generation = generation()
         self._stack = stack
         _all_open.add(self)
 
     @classmethod
-    async def enter(cls, manager: AbstractAsyncContextManager[AsyncRepository]) -> _Open:
+    async def enter(cls, manager: AbstractAsyncContextManager[R]) -> Self:
         async with AsyncExitStack() as stack:
             repository = await stack.enter_async_context(manager)
             return cls(repository, stack.pop_all())
@@ -238,11 +226,11 @@ async def _close_all() -> None:
             await opened.close()
 
 
-async def _itself(repository: AsyncRepository) -> AsyncRepository:
+async def _itself[R](repository: R) -> R:
     return repository
 
 
-def _shared(source: bytes) -> RepositoryHandle[Any]:
+def _shared(source: bytes) -> RepositoryHandle[Any, Any]:
     """Return the handle of this process for a pickled source."""
     with _sharing:
         handle = _handles.get(source)
@@ -277,7 +265,7 @@ class SessionHandle:
 
     def __init__(
         self,
-        repository: RepositoryHandle[Any],
+        repository: RepositoryHandle[Any, Any],
         session: AsyncSession | None,
         *,
         snapshot_id: str | None = None,
@@ -423,7 +411,7 @@ class SessionHandle:
     async def _reopen(self) -> AsyncSession:
         fork = self._session
         if isinstance(fork, AsyncForkSession):
-            await self.repository.ask(lambda repository: _attach(fork, repository))
+            await self.repository.ask(lambda repository: _attach(fork, repository.engine))
             return fork
         snapshot_id = self.snapshot_id
         return await self.repository.ask(
@@ -456,8 +444,79 @@ def not_a_fork(value: object) -> WrongTypeError:
     )
 
 
-async def _attach(fork: AsyncForkSession, repository: AsyncRepository) -> None:
+async def _attach(fork: AsyncForkSession, engine: Engine) -> None:
     """Let a fork that arrived read and write through the repository that the process shares."""
-    engine = repository.engine
     base = await engine.assets.snapshot(fork.snapshot_id)
     fork.attach(engine, base)
+
+
+# Where datasets of many versions read
+
+
+class Elsewhere:
+    """A repository that opens where it is needed, in this process or another."""
+
+    def __init__(self, handle: RepositoryHandle[Any, Any]) -> None:
+        """Read through a handle, whose errors are raised."""
+        self._handle = handle
+
+    def run[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
+        """As `icechunk_async.datasets.cube.Home`."""
+        return run(self._handle.ask(lambda it: question(it.engine)))
+
+    async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
+        """As `icechunk_async.datasets.cube.Home`."""
+        return await run_async(self._handle.ask(lambda it: question(it.engine)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Elsewhere, (self._handle,)
+
+
+class Here:
+    """An open repository of asyncio; a pickled copy opens it elsewhere."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Read while the repository is open."""
+        self._engine = engine
+
+    def run[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
+        """As `icechunk_async.datasets.cube.Home`."""
+
+        async def ask() -> T:
+            return await question(self._engine)
+
+        return run(ask())
+
+    async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
+        """As `icechunk_async.datasets.cube.Home`: on the caller's own loop."""
+        return await question(self._engine)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Elsewhere, (RepositoryHandle[_Native, _Opened](_Native(self._engine.origin)),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An open repository, of which only the engine is needed."""
+
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Native:
+    """Opens a repository with the same arguments as before, and raises the library's own errors."""
+
+    origin: Origin
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncGenerator[_Opened]:
+        """Open it; the credentials and options are in the origin."""
+        async with open_engine(self.origin.request(None, None)) as engine:
+            yield _Opened(engine)
+
+    def settle(self, repository: _Opened) -> None:
+        """Change nothing: who only reads has no settings."""
+
+    def errors(self) -> AbstractContextManager[None, None]:
+        """Return a block that leaves errors unchanged."""
+        return nullcontext()

@@ -1529,13 +1529,11 @@ class Repository:
         Cost: one request for each snapshot; the values of coordinates. Reading: one request for
         each different manifest and chunk. Memory: what is read, and sixteen chunks.
         """
-        # Where xarray computes it blocks, hence the facade; see decision 28. Importing xarray
-        # takes a second, which would hold up the event loop.
-        for name in ("datasets.cube", "sync.opening"):
-            await anyio.to_thread.run_sync(import_module, f"icechunk_async.{name}")
+        # Importing xarray takes a second, which would hold up the event loop.
+        await anyio.to_thread.run_sync(import_module, "icechunk_async.datasets.cube")
         from icechunk_async.datasets.cube import open_cube  # noqa: PLC0415 -- needs xarray
         from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- slow to import
-        from icechunk_async.sync.opening import Here  # noqa: PLC0415 -- only for this
+        from icechunk_async.handles import Here  # noqa: PLC0415 -- only for this
 
         return await open_cube(
             Here(self._engine),

@@ -266,7 +266,7 @@ def test_a_task_uses_its_share_of_the_budget(place: str) -> None:
     whole, half = (CooperativeWrite.begin(place, cores=it).fork() for it in (1, 2))
 
     def budget(fork: ForkSession) -> int:
-        config = fork.handle.repository.now().config
-        return config.effective_max_concurrent_requests
+        most: int = fork.handle.repository.now().config.effective_max_concurrent_requests
+        return most
 
     assert budget(half) * 2 == budget(whole)

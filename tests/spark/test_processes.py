@@ -69,7 +69,8 @@ def test_writing_tasks_share_the_budget(spark: SparkSession, place: str) -> None
     write = CooperativeWrite.begin(place)
 
     def requests(fork: ForkSession) -> int:
-        return fork.handle.repository.now().config.effective_max_concurrent_requests
+        most: int = fork.handle.repository.now().config.effective_max_concurrent_requests
+        return most
 
     def work(fork: ForkSession, task: int) -> None:
         array: Any = zarr.open_array(fork.store, path="a", mode="r+")

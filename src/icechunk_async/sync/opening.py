@@ -1,7 +1,7 @@
 """How the facade opens repositories: what callers give, checked, converted and kept.
 
 A `Source` is plain data, by which `icechunk_async.handles` opens the repository again in another
-process. `Here` and `Elsewhere` are where cubes read.
+process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async import handles
-from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async._runtime.blocking.tracebacks import OUR_FILES
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._version import __version__
@@ -35,13 +34,11 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.engine.files.packing import Packing
-    from icechunk_async.engine.open import Creation, Engine, Location, Origin
+    from icechunk_async.engine.open import Creation, Location, Origin
     from icechunk_async.storage.policies.cache import CacheOptions
     from icechunk_async.storage.policies.hedge import HedgePolicy
 
 __all__ = [
-    "Elsewhere",
-    "Here",
     "RepositoryHandle",
     "Source",
     "check_aware",
@@ -200,6 +197,10 @@ class Source:
         """Return the arguments with other properties of all commits."""
         return replace(self, default_metadata=metadata)
 
+    def settle(self, repository: AsyncRepository) -> None:
+        """Give the properties of commits to an open repository."""
+        repository.default_commit_metadata = dict(self.default_metadata)
+
     def errors(self) -> AbstractContextManager[None, None]:
         """Return a block that raises the facade's errors."""
         return translated()
@@ -293,46 +294,4 @@ def _labelled(
     return labelled
 
 
-RepositoryHandle = handles.RepositoryHandle[Source]
-
-
-class Elsewhere:
-    """A repository that opens where it is needed, in this process or another."""
-
-    def __init__(self, handle: RepositoryHandle) -> None:
-        """Read through a handle of the facade."""
-        self._handle = handle
-
-    def run[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`."""
-        return run(self._handle.ask(lambda it: question(it.engine)))
-
-    async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`."""
-        return await run_async(self._handle.ask(lambda it: question(it.engine)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Elsewhere, (self._handle,)
-
-
-class Here:
-    """An open native repository; a pickled copy opens it elsewhere."""
-
-    def __init__(self, engine: Engine) -> None:
-        """Read while the repository is open."""
-        self._engine = engine
-
-    def run[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`."""
-
-        async def ask() -> T:
-            return await question(self._engine)
-
-        return run(ask())
-
-    async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """As `Home`: on the caller's own loop."""
-        return await question(self._engine)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Elsewhere, (RepositoryHandle(Source.of(self._engine.origin)),)
+RepositoryHandle = handles.RepositoryHandle[Source, AsyncRepository]

@@ -26,6 +26,7 @@ from icechunk_async.errors import (
     UnsupportedBySpecError,
     VirtualContainerError,
 )
+from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.operations_log import Availability
 from icechunk_async.handles import SessionHandle
 from icechunk_async.repository import Repository as Native
@@ -111,6 +112,8 @@ if TYPE_CHECKING:
 __all__ = ["Repository", "upgrade_icechunk_repository"]
 
 _MIB: Final = 1024 * 1024
+_NEWEST: Final = 2
+"""The version of the format whose metadata takes the most."""
 _CELLS: Final = 100_000
 """For the size of what one chunk may bring."""
 
@@ -808,7 +811,9 @@ class Repository(Displayed):
         Raises:
             InvalidInputError: one cannot be stored; a `TypeError`, too, if its type is to blame.
         """
-        self.handle.set_default_metadata(metadata)
+        with translated():
+            encode_items(metadata, _NEWEST)
+        self.handle.settle(self.handle.source.with_metadata(dict(metadata)))
 
     def default_commit_metadata(self) -> dict[str, Any]:
         """Return the properties that all commits get."""
@@ -877,7 +882,7 @@ class Repository(Displayed):
             await to_thread.run_sync(import_module, "icechunk_async.datasets.cube")
             from icechunk_async.datasets.cube import open_cube  # noqa: PLC0415 -- needs xarray
             from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- on use
-            from icechunk_async.sync.opening import Elsewhere  # noqa: PLC0415 -- only for this
+            from icechunk_async.handles import Elsewhere  # noqa: PLC0415 -- only for this
         choice = Choice(along, since, until, every, limit)
         home = Elsewhere(self.handle)
         return await self.handle.ask(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import shutil
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,18 @@ import zarr
 
 import icechunk_async.sync as icechunk
 from icechunk_async import Repository as AsyncRepository
+from icechunk_async import errors
+from icechunk_async.config import RepositoryConfig, S3Store, VirtualChunkContainer
+from icechunk_async.credentials import S3StaticCredentials
 from icechunk_async.datasets.cube import open_cube
 from icechunk_async.errors import MissingDriverError
+from icechunk_async.handles import Here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from icechunk_async.engine.open import Engine, Origin
 
 VERSIONS = 12
 
@@ -82,15 +90,70 @@ def test_a_pickled_dataset_opens_the_repository_again(repository: icechunk.Repos
     np.testing.assert_array_equal(pickle.loads(data).a.values, expected)
 
 
-async def test_that_of_a_native_repository_pickles_too(tmp_path: Path) -> None:
-    """With what the repository was opened with."""
-    async with AsyncRepository.create(tmp_path / "native") as repository:
+_ELSEWHERE = """
+import pickle, sys
+from pathlib import Path
+dataset = pickle.loads(Path(sys.argv[1]).read_bytes())
+print(dataset.a.values.tolist())
+assert not [it for it in sys.modules if it.startswith("icechunk_async.sync")]
+"""
+
+
+async def _native_cube(place: Path) -> bytes:
+    """Return the pickled dataset of an array, made by a repository of asyncio."""
+    async with AsyncRepository.create(place) as repository:
         session = await repository.writable_session("main")
         await zarr.api.asynchronous.create_array(session.store, name="a", data=np.arange(3.0))
         await session.commit("three")
-        data = pickle.dumps(await repository.cube("a"))
-    dataset = await pickle.loads(data).load_async()
-    assert dataset.a.values.tolist() == [[0.0, 1.0, 2.0]]
+        return pickle.dumps(await repository.cube("a"))
+
+
+async def test_that_of_a_native_repository_pickles_too(tmp_path: Path) -> None:
+    """It opens in another process without the facade."""
+    pickled = tmp_path / "pickled"
+    pickled.write_bytes(await _native_cube(tmp_path / "native"))
+    command = [sys.executable, "-c", _ELSEWHERE, str(pickled)]
+    printed = await asyncio.to_thread(subprocess.check_output, command, encoding="utf-8")
+    assert printed == "[[0.0, 1.0, 2.0]]\n"
+
+
+async def test_that_of_a_native_repository_opens_as_that_did(tmp_path: Path) -> None:
+    """With its options, credentials for virtual chunks and settings."""
+    prefix, secret = "s3://elsewhere/data/", "secret"
+    access = S3StaticCredentials(access_key_id="key", secret_access_key=secret)
+    container = VirtualChunkContainer(prefix, S3Store())
+    async with AsyncRepository.create(
+        tmp_path / "native",
+        storage_options={"durability": "none"},
+        config=RepositoryConfig(virtual_chunk_containers=(container,)),
+        authorize_virtual_chunk_access={prefix: access},
+        verify_reads=True,
+    ) as repository:
+        data = pickle.dumps(Here(repository.engine))
+        expected = repository.engine.origin
+
+    async def origin(it: Engine) -> Origin:
+        return it.origin
+
+    assert await pickle.loads(data).run_async(origin) == expected
+    assert expected.storage_options["durability"] == "none"
+    assert (expected.authorized, expected.verify_reads) == ({prefix: access}, True)
+
+
+def test_that_of_a_native_repository_raises_native_errors(
+    tmp_path: Path, repository: icechunk.Repository
+) -> None:
+    """And one of the facade its own, each also in a copy."""
+    native = pickle.loads(asyncio.run(_native_cube(tmp_path / "native")))
+    blocking = pickle.loads(pickle.dumps(repository.cube("a")))
+    repository.close()
+    for name in ("native", "repository"):
+        shutil.rmtree(tmp_path / name)
+    with pytest.raises(errors.RepositoryNotFoundError) as raised:
+        _ = native.a.values
+    assert not isinstance(raised.value, icechunk.IcechunkError)
+    with pytest.raises(icechunk.IcechunkError):
+        _ = blocking.a.values
 
 
 @pytest.mark.parametrize(
