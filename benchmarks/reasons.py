@@ -109,11 +109,10 @@ the disk twice, for all files together and for the name of the new state; the of
 not wait for it at all.
 """,
     "Small requests to S3 through zarr": """
-Requests went through aiohttp when this was measured. Through the library's own client the same
-takes 280 to 390 microseconds of processor time, beside 490 to 550 of the official engine in the
-same run. Zarr takes three tenths of it, see *zarr alone*, signing, sending and receiving as much,
-and the turns of the loop, the store and our policies the rest. The turns of one loop follow one
-another; the official engine spreads its own over threads.
+Of 400 to 600 microseconds of processor time, asyncio and aiohttp take more than half, Zarr a
+sixth to a quarter, see *zarr alone*, sending a tenth, and our policies, signature and bookkeeping
+the rest. The turns of one loop follow one another; the official engine spreads its own over
+threads.
 """,
     "Storage that is far away": """
 *Create*: seven requests, three in a row, in a bucket where this process created another one within

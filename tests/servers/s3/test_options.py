@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +17,11 @@ from icechunk_async.errors import (
     UnreachableError,
 )
 from icechunk_async.storage import open_storage
-from icechunk_async_s3 import S3Credentials
+from icechunk_async_s3 import S3Credentials, open_s3
+from icechunk_async_s3 import options as options_module
 from icechunk_async_s3.connections import prepare, sent_always
 from icechunk_async_s3.credentials import redact
 from icechunk_async_s3.options import make_options, place_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "wJalrXUtnFEMI-not-a-secret"  # noqa: S105
 
@@ -28,6 +29,16 @@ SECRET = "wJalrXUtnFEMI-not-a-secret"  # noqa: S105
 async def no_credentials() -> S3Credentials:
     """Return credentials."""
     return S3Credentials("id", SECRET)
+
+
+def test_every_option_has_a_default_a_check_and_a_row_in_the_how_to() -> None:
+    """Without its check an option would be an error when it is first given."""
+    named = {it.name for it in fields(options_module.Options)}
+    assert set(inspect.signature(open_s3).parameters) - {"url", "preset"} == named
+    assert set(options_module._CHECKS) == named
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "s3.md"
+    rows = [it for it in page.read_text("utf-8").splitlines() if it.startswith("| `")]
+    assert {it for it in named if not any(f"`{it}`" in row.split("|")[1] for row in rows)} == set()
 
 
 @pytest.mark.parametrize(

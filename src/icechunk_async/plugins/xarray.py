@@ -11,9 +11,9 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from zarr.errors import GroupNotFoundError
 
 from icechunk_async._runtime.blocking.tracebacks import Shortened
+from icechunk_async.plugins.accessor import IcechunkAccessor, Origin
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.urls import repository_at, session_at, with_ref
-from icechunk_async.sync.urls.accessor import IcechunkAccessor, Origin
 from icechunk_async.urls import IcechunkURL, is_icechunk_url, veiled
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Repositories, refs and nodes that one URL names, for code that blocks.
 
-`open_url` gives what Zarr and xarray open; `session_at` the session behind it. Beside them are the
-engine and the accessor of xarray, the file system of fsspec and the adapter of Zarr, which their
-hosts find through entry points. See `icechunk_async.urls` for the URLs.
+`open_url` gives what Zarr and xarray open; `session_at` the session behind it. The plugins that
+xarray, fsspec and Zarr find are in `icechunk_async.plugins`. `icechunk_async.urls` describes the
+URLs.
 """
 
 from __future__ import annotations

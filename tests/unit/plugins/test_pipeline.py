@@ -24,7 +24,7 @@ from tests.helpers import memory_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MODULE = "icechunk_async.sync.urls.pipeline"
+_MODULE = "icechunk_async.plugins.pipeline"
 
 
 @dataclass

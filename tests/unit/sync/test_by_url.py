@@ -30,9 +30,9 @@ from icechunk_async.errors import (
     InvalidURLError,
     RepositoryNotFoundError,
 )
+from icechunk_async.plugins.filesystem import IcechunkFileSystem
+from icechunk_async.plugins.xarray import IcechunkBackend
 from icechunk_async.sync.urls import open_url as open_blocking
-from icechunk_async.sync.urls.engine import IcechunkBackend
-from icechunk_async.sync.urls.filesystem import IcechunkFileSystem
 from icechunk_async.sync.xarray import to_icechunk
 
 opened_by = partial(xr.open_dataset, engine="icechunk-async")
@@ -165,7 +165,7 @@ def test_mistakes_of_the_engine_show_its_call_and_one_sentence(place: Place) -> 
             xr.open_dataset(place.url(rest), engine="icechunk-async")
         frames = traceback.extract_tb(caught.value.__traceback__)
         ours = [Path(it.filename).name for it in frames if "icechunk_async" in it.filename]
-        assert set(ours) <= {"engine.py"}, rest
+        assert set(ours) <= {"xarray.py"}, rest
         assert len(frames) <= 4, rest
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
@@ -200,7 +200,7 @@ def test_an_accessor_of_another_package_stays() -> None:
         "@xarray.register_dataset_accessor('icechunk')\n"
         "class Theirs:\n"
         "    def __init__(self, dataset): pass\n"
-        "import icechunk_async.sync.urls.accessor as ours\n"
+        "import icechunk_async.plugins.accessor as ours\n"
         "assert xarray.Dataset.icechunk is Theirs\n"
         "assert xarray.Dataset.icechunk_async is ours.IcechunkAccessor\n"
     )
