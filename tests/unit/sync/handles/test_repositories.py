@@ -203,3 +203,16 @@ async def test_what_is_opened_natively_opens_alike_in_the_workers_of_blocking_co
     source = pickle.loads(pickle.dumps(Source.of(origin)))
     assert (source.packing, source.sums, source.verify_reads) == (Packing(), True, True)
     assert source.storage.location == tmp_path.as_uri()
+
+
+def test_a_copy_gives_the_same_properties_to_commits(url: str) -> None:
+    """Set before it was pickled, before it opens, and while it is open."""
+    with Repository.open(url) as repository:
+        repository.set_default_commit_metadata({"by": "first"})
+        copy = pickle.loads(pickle.dumps(repository))
+    later = pickle.loads(pickle.dumps(copy))
+    assert copy.handle.now().default_commit_metadata == {"by": "first"}
+    later.set_default_commit_metadata({"by": "second"})
+    assert later.handle.now().default_commit_metadata == {"by": "second"}
+    later.set_default_commit_metadata({"by": "third"})
+    assert later.handle.now().default_commit_metadata == {"by": "third"}
