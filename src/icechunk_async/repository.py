@@ -916,6 +916,9 @@ class Repository:
 
             workspace.recorder = recorder_for(engine.assets)
 
+        # Not `self`: a repository that nobody holds warns and closes, whatever sessions there are.
+        default_metadata = self.default_commit_metadata
+
         def publisher() -> Publisher:
             from icechunk_async.engine.commit.publisher import Publisher  # noqa: PLC0415 -- not to read
 
@@ -925,7 +928,7 @@ class Repository:
                 engine.manifest_options,
                 branch=branch,
                 mode=mode,
-                default_metadata=self.default_commit_metadata,
+                default_metadata=default_metadata,
                 writers=engine.neighbours.writers,
             )
 

@@ -581,7 +581,8 @@ class Session(_Hierarchy):
                 whether it was a commit or an amendment.
         """
         self._workspace = workspace
-        self._begin_publisher = begin_publisher
+        # Let go of once it was called: what it holds is open, and would outlive its repository.
+        self._begin_publisher: Callable[[], Publisher] | None = begin_publisher
         self._told = told
         self._abandoned = False
         self._origin = origin
@@ -594,7 +595,9 @@ class Session(_Hierarchy):
     def _begin_writing(self) -> _Writing:
         from icechunk_async.engine.commit.forks import Forks  # noqa: PLC0415 -- not to read
 
-        lease, publisher = self._lease, self._begin_publisher()
+        begin, self._begin_publisher = self._begin_publisher, None
+        assert begin is not None  # this is called once
+        lease, publisher = self._lease, begin()
         publisher.lease = lease
         forks = Forks(
             self._workspace,

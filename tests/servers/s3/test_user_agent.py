@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,9 +15,6 @@ from icechunk_async import __version__
 from icechunk_async.errors import IcechunkError
 from icechunk_async.storage import open_storage
 from tests.unit.backends.loopback import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KEYS: dict[str, Any] = {"access_key_id": "id", "secret_access_key": "secret"}
 AGENT = "weatherlib/0.9 (workload=nightly)"
@@ -76,39 +73,35 @@ async def test_labels_are_those_that_the_official_engine_sends() -> None:
     """The client comes before the library, and the rest after it, in parentheses."""
     os.environ.setdefault("ICECHUNK_LOG", "error")
     icechunk = pytest.importorskip("icechunk", reason="the official engine is not installed")
-    recorder = Recorder()
     found: list[set[str]] = []
-    async with serving(recorder) as url:
 
-        def opening(package: Any) -> Callable[[dict[str, str]], None]:
-            storage = package.s3_storage(
-                bucket="bucket",
-                prefix="a",
-                region="us-east-1",
-                endpoint_url=url,
-                allow_http=True,
-                force_path_style=True,
-                **KEYS,
-            )
+    def open_at(package: Any, url: str, labels: dict[str, str]) -> None:
+        storage = package.s3_storage(
+            bucket="bucket",
+            prefix="a",
+            region="us-east-1",
+            endpoint_url=url,
+            allow_http=True,
+            force_path_style=True,
+            **KEYS,
+        )
+        with suppress(package.IcechunkError):
+            package.Repository.open(storage, attribution=package.Attribution(**labels))
 
-            def opened(labels: dict[str, str]) -> None:
-                with suppress(package.IcechunkError):
-                    package.Repository.open(storage, attribution=package.Attribution(**labels))
-
-            return opened
-
-        for labels in (
-            {"client": "app/1.0", "workload": "nightly run", "principal": "joe, x + a"},
-            {"client": "app"},
-            {"principal": "joe"},
-        ):
-            for package, name in ((icechunk, "icechunk/2.3.0"), (ours, None)):
-                recorder.agents.clear()
-                await asyncio.to_thread(opening(package), labels)
-                own = name or f"icechunk-async/{__version__}"
-                agents = {agent for _, agent in recorder.agents}
-                assert all(own in agent for agent in agents), agents
-                found.append({_labels(agent, own) for agent in agents})
+    for labels in (
+        {"client": "app/1.0", "workload": "nightly run", "principal": "joe, x + a"},
+        {"client": "app"},
+        {"principal": "joe"},
+    ):
+        for package, name in ((icechunk, "icechunk/2.3.0"), (ours, None)):
+            recorder = Recorder()
+            # One server each: requests of the official engine may come after it has raised.
+            async with serving(recorder) as url:
+                await asyncio.to_thread(open_at, package, url, labels)
+            own = name or f"icechunk-async/{__version__}"
+            agents = {agent for _, agent in recorder.agents}
+            assert all(own in agent for agent in agents), agents
+            found.append({_labels(agent, own) for agent in agents})
     assert found[0::2] == found[1::2]
     assert found[0] == {"app/1.0 LIBRARY (workload=nightly run; principal=joe, x + a)"}
 

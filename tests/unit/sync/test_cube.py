@@ -17,8 +17,8 @@ import zarr
 import icechunk_async.sync as icechunk
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async import errors
-from icechunk_async.config import RepositoryConfig, S3Store, VirtualChunkContainer
-from icechunk_async.credentials import S3StaticCredentials
+from icechunk_async.config import HttpStore, RepositoryConfig, VirtualChunkContainer
+from icechunk_async.credentials import HttpBearerToken
 from icechunk_async.datasets.cube import open_cube
 from icechunk_async.errors import MissingDriverError
 from icechunk_async.handles import Here
@@ -119,9 +119,8 @@ async def test_that_of_a_native_repository_pickles_too(tmp_path: Path) -> None:
 
 async def test_that_of_a_native_repository_opens_as_that_did(tmp_path: Path) -> None:
     """With its options, credentials for virtual chunks and settings."""
-    prefix, secret = "s3://elsewhere/data/", "secret"
-    access = S3StaticCredentials(access_key_id="key", secret_access_key=secret)
-    container = VirtualChunkContainer(prefix, S3Store())
+    prefix, access = "https://elsewhere.example/data/", HttpBearerToken("secret")
+    container = VirtualChunkContainer(prefix, HttpStore())
     async with AsyncRepository.create(
         tmp_path / "native",
         storage_options={"durability": "none"},
