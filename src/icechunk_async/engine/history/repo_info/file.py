@@ -207,7 +207,11 @@ class RepoInfoFile:
                 except OutcomeUnknownError as error:
                     doubt.begin(error, seen.version)
                 # Also after a plain refusal: an earlier write of ours may have arrived late.
-                seen = await self.refresh()
+                tried, seen = seen, await self.refresh()
+                if self._newest.seen is tried:
+                    # Somebody put an older state back by hand. Else each commit would begin with
+                    # the one that is gone, and take what it finds for a collection, without end.
+                    self._newest.seen = seen
                 if _landed(seen.info, attempts, change.snapshot_id):
                     return
                 doubt.settle(seen.version)
