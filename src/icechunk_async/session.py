@@ -587,7 +587,7 @@ class Session(_Hierarchy):
         self._abandoned = False
         self._origin = origin
         self._lease = workspace.lease = lease
-        # Importing what publishes takes a sixth of the first read of a process.
+        # What only reads has no use for what publishes, nor for the time to import it.
         self._begun: _Writing | None = None
         if not workspace.is_fixed:
             self._begun = self._begin_writing()

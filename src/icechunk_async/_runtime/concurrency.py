@@ -51,7 +51,7 @@ _POLL_SECONDS: Final = 0.01
 @asynccontextmanager
 async def _task_group() -> AsyncGenerator[asyncio.TaskGroup]:
     """Run a task group whose failure is one plain exception."""
-    # Not one of anyio: it takes half as long again, and 16 ms when a process first makes one.
+    # Not one of anyio: it takes nearly twice as long, and 16 ms when a process first makes one.
     try:
         async with asyncio.TaskGroup() as group:
             yield group

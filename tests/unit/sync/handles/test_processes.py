@@ -117,7 +117,7 @@ def test_importing_the_repository_brings_what_every_program_needs(package: str, 
 
 
 def test_reading_a_first_chunk_imports_nothing_that_publishes(place: str) -> None:
-    """Nor AnyIO's half for asyncio. Together they took a fifth of the time."""
+    """Nor AnyIO's half for asyncio. Together they took a seventh of the time."""
     _run(_BEGIN.format(place=place), fresh=True)
     script = f"""
     import sys, zarr
