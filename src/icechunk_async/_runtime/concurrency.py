@@ -35,6 +35,7 @@ __all__ = [
     "AnyLoopLock",
     "Background",
     "Held",
+    "Outlasting",
     "SingleFlight",
     "bounded_map",
     "closing",
@@ -332,6 +333,53 @@ class Held[T]:
 
 _held: Final[set[asyncio.Task[None]]] = set()
 """The tasks of what is held open."""
+
+
+class Outlasting:
+    """Calls that continue when their waiters are cancelled, until `settle`.
+
+    A server may carry out a request late, after its connection was closed half-way. Code that
+    removes what the request wrote must wait for its end first.
+    """
+
+    def __init__(self) -> None:
+        """Run nothing yet."""
+        self._tasks: dict[asyncio.Task[Any], str] = {}
+
+    async def run[T](self, name: str, call: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a call.
+
+        Raises:
+            What the call raised.
+
+        Cancellation: the call continues.
+        """
+        task = asyncio.get_running_loop().create_task(call)
+        self._tasks[task] = name
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            task.exception()  # mark as seen: nobody may wait for it any more
+
+    async def settle(self, seconds: float) -> tuple[str, ...]:
+        """Wait for the calls that still run; return the names of those that had to be cancelled.
+
+        Args:
+            seconds: the time to wait before they are cancelled.
+
+        Cancellation: the calls continue.
+        """
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        late = dict(self._tasks)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+        return tuple(sorted(late.values()))
 
 
 @dataclass(slots=True)

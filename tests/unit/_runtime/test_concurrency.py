@@ -6,7 +6,7 @@ import asyncio
 import gc
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from icechunk_async._runtime.concurrency import (
     AnyLoopLock,
     Background,
+    Outlasting,
     SingleFlight,
     bounded_map,
     gather,
@@ -341,3 +342,45 @@ async def test_background_work_is_not_started_from_another_loop() -> None:
         background.start(work)
         await asyncio.sleep(0)
     assert begun == [1]
+
+
+async def test_a_call_outlasts_whoever_waits_for_it() -> None:
+    """It is waited for to settle, and cancelled, and named, if it takes too long."""
+    calls, gate, done = Outlasting(), anyio.Event(), list[str]()
+
+    async def write(name: str) -> str:
+        await gate.wait()
+        done.append(name)
+        return name
+
+    for name in ("first", "second"):
+        with anyio.move_on_after(0):
+            await calls.run(name, write(name))
+    assert not done
+    gate.set()
+    assert await calls.settle(60) == ()
+    assert sorted(done) == ["first", "second"]
+
+    assert await calls.run("third", write("third")) == "third"
+    with anyio.move_on_after(0):
+        await calls.run("fourth", anyio.sleep_forever())
+    assert await calls.settle(0.01) == ("fourth",)
+    assert await calls.settle(60) == ()
+
+
+async def test_a_call_that_outlasts_raises_to_whoever_waits() -> None:
+    """And to nobody else: not to the event loop."""
+    calls, told = Outlasting(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    async def fail() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await calls.run("seen", fail())
+    with anyio.move_on_after(0):
+        await calls.run("unseen", fail())
+    assert await calls.settle(60) == ()
+    gc.collect()
+    assert not told
