@@ -42,6 +42,7 @@ __all__ = [
     "error_of_others",
     "first_of_two",
     "gather",
+    "start",
 ]
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,15 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]
             yield from _leaves(cast("BaseExceptionGroup[BaseException]", member))
         else:
             yield member
+
+
+def start[T](work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task on the running event loop; its first step is done before this returns.
+
+    So work that has to wait for nothing, as where a local disk has a file in memory, has ended by
+    then: without a turn of the loop, of which each takes as long as reading a small file.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
 
 
 async def bounded_map[T, R](
@@ -392,6 +402,9 @@ class _Flight[V]:
 class SingleFlight[K, V]:
     """Joins concurrent loads of the same key into one, separately on each event loop."""
 
+    eager: bool = False
+    """Whether a load begins before others have a turn: one that need not wait joins nobody, and
+    costs no turn of the loop. Its result has to be kept, or the next would load it again."""
     _flights: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[K, _Flight[V]]] = field(
         default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[K, _Flight[V]]"]
     )
@@ -409,7 +422,11 @@ class SingleFlight[K, V]:
         flights = self._flights.setdefault(loop, {})
         flight = flights.get(key)
         if flight is None:
-            task: asyncio.Task[V] = loop.create_task(_as_coroutine(load))
+            task = (
+                start(_as_coroutine(load)) if self.eager else loop.create_task(_as_coroutine(load))
+            )
+            if task.done():
+                return task.result()
             flight = flights[key] = _Flight(task)
             task.add_done_callback(lambda done: _forget(flights, key, done))
         flight.waiters += 1

@@ -249,6 +249,45 @@ async def test_a_failed_load_fails_every_waiter_and_is_forgotten() -> None:
     assert await flights.run("a", fail_once) == 2
 
 
+@pytest.mark.parametrize("eager", [False, True])
+async def test_an_eager_load_that_need_not_wait_costs_no_turn_of_the_loop(*, eager: bool) -> None:
+    """Its result, or its error, is there at once."""
+    flights: SingleFlight[str, int] = SingleFlight(eager=eager)
+    others: list[str] = []
+    asyncio.get_running_loop().call_soon(others.append, "had a turn")
+
+    async def load() -> int:
+        return 1
+
+    async def fail() -> int:
+        raise OSError("damaged")
+
+    assert await flights.run("a", load) == 1
+    with pytest.raises(OSError, match="damaged"):
+        await flights.run("b", fail)
+    assert bool(others) is not eager
+
+
+async def test_eager_loads_that_wait_are_joined() -> None:
+    """As others are; the last waiter that leaves cancels the load."""
+    flights: SingleFlight[str, int] = SingleFlight(eager=True)
+    loads = _Loads()
+    waiters = [asyncio.ensure_future(flights.run("a", loads.load)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiters.pop().cancel()
+    await asyncio.sleep(0)
+    loads.gate.set()
+    assert await asyncio.gather(*waiters) == [1, 1]
+    assert (loads.count, loads.cancelled) == (1, 0)
+
+    loads = _Loads()
+    lonely = asyncio.ensure_future(flights.run("a", loads.load))
+    await asyncio.sleep(0)
+    lonely.cancel()
+    await asyncio.wait([lonely])
+    assert (loads.count, loads.cancelled) == (1, 1)
+
+
 def test_each_event_loop_has_its_own_flights() -> None:
     """A loop that ended leaves nothing that another would wait for."""
     flights: SingleFlight[str, int] = SingleFlight()
