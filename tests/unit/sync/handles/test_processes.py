@@ -319,9 +319,18 @@ def test_a_fork_waits_for_the_step_of_the_loop_that_is_under_way(
     place: str, tmp_path: Path
 ) -> None:
     """A child would wait for ever for a lock that the loop holds, such as that of an import."""
-    (tmp_path / "imported_slowly.py").write_text(
-        "import builtins, time\nbuiltins.began.set()\ntime.sleep(1)\n", encoding="utf-8"
-    )
+    # It ends as soon as the main thread waits for it, on its way to fork.
+    slowly = """
+    import builtins, sys, threading, time, traceback
+    builtins.began.set()
+    forking = threading.main_thread().ident
+    while True:
+        stack = traceback.extract_stack(sys._current_frames()[forking])
+        if {"hold", "wait"} <= {frame.name for frame in stack}:
+            break
+        time.sleep(0.01)
+    """
+    (tmp_path / "imported_slowly.py").write_text(textwrap.dedent(slowly), encoding="utf-8")
     script = f"""
     import builtins
     import warnings
@@ -329,6 +338,7 @@ def test_a_fork_waits_for_the_step_of_the_loop_that_is_under_way(
     warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads, as tools do
     sys.path.insert(0, {str(tmp_path)!r})
     builtins.began = threading.Event()
+    portal._FORK_SECONDS = 200  # a busy machine may need more than the five seconds
 
     async def step():
         import imported_slowly
