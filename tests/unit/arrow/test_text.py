@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
+import xarray
 import zarr
 
 from icechunk_async import arrow
@@ -89,6 +90,10 @@ def test_rows_are_those_that_arrow_keeps_of_all_rows(
         assert found.sort_by("n") == wanted.sort_by("n"), str(condition)
 
 
+@pytest.mark.skipif(
+    xarray.__version__ < "2026",
+    reason="xarray before 2026.1 reads whole arrays of text when it opens a dataset",
+)
 def test_chunks_that_cannot_match_are_not_needed(tmp_path: Path) -> None:
     """They do not even exist; bounds that were cut exclude as well."""
     values = [f"{letter * 40}{number}" for letter in "abcd" for number in range(3)]
