@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["SharedText"]
 
 _FACADE: Final = "sync"
-_TWIN: Final = re.compile(r"twin_of\((\w+)\.(\w+)\)$")
+_TWIN: Final = re.compile(r"(?:twin|text)_of\((\w+)\.(\w+)\)$")
 _BEFORE_CODE: Final = re.compile(r"::(?=\n\n {4})")
 _LATE: Final = "icechunk_async._runtime.dataclasses.dataclass"
 _KNOWN: Final = "dataclasses.dataclass"
-_PAIR: Final = re.compile(r"(asked|owned|iterated)\((\w+)\.(\w+)")
+_PAIR: Final = re.compile(r"(asked|owned|iterated|_in_session)\((\w+)\.(\w+)")
 
 
 class SharedText(griffe.Extension):
-    """Gives the facade's methods the text, or the whole declaration, of the native ones."""
+    """Gives what is in the facade the text, or the whole declaration, of the native ones."""
 
     def on_class_members(self, *, node: Any, cls: griffe.Class, **_: Any) -> None:
         """Note both names of a pair, of which griffe itself sees none."""
@@ -46,17 +46,17 @@ class SharedText(griffe.Extension):
             if one.docstring is not None:
                 one.docstring.value = as_markdown(one.docstring.value)
             _name_decorator(one)
-        for cls in _classes(pkg.members.get(_FACADE)):
-            for member in list(cls.members.values()):
+        for home in _homes(pkg.members.get(_FACADE)):
+            for member in list(home.members.values()):
                 if isinstance(member, griffe.Function):
                     for decorator in member.decorators:
-                        native = _native(cls, _TWIN.search(str(decorator.value)))
+                        native = _native(home, _TWIN.search(str(decorator.value)))
                         if native is not None:
                             member.docstring = native.docstring
                 elif isinstance(member, griffe.Attribute):
-                    native = _native(cls, _PAIR.match(str(member.value)))
+                    native = _native(home, _PAIR.match(str(member.value)))
                     if native is not None:
-                        cls.set_member(member.name, _renamed(native, member, cls))
+                        home.set_member(member.name, _renamed(native, member, home))
 
 
 def as_markdown(text: str) -> str:
@@ -85,43 +85,48 @@ def _all(found: griffe.Object) -> Iterator[griffe.Object]:
             yield from _all(member)
 
 
-def _classes(found: Any) -> Iterator[griffe.Class]:
-    if isinstance(found, griffe.Class):
+def _homes(found: Any) -> Iterator[griffe.Class | griffe.Module]:
+    """Iterate over modules and their classes."""
+    if isinstance(found, griffe.Class | griffe.Module):
         yield found
-    elif isinstance(found, griffe.Module):
+    if isinstance(found, griffe.Module):
         for member in list(found.members.values()):
-            yield from _classes(member)
+            yield from _homes(member)
 
 
-def _native(cls: griffe.Class, found: re.Match[str] | None) -> griffe.Function | None:
+def _native(
+    home: griffe.Class | griffe.Module, found: re.Match[str] | None
+) -> griffe.Function | None:
     if found is None:
         return None
     owner, name = found.groups()[-2:]
-    path = cls.module.resolve(owner)
-    native = cls.package.modules_collection[path].all_members[name]
+    path = home.module.resolve(owner)
+    native = home.package.modules_collection[path].all_members[name]
     target = native.final_target if isinstance(native, griffe.Alias) else native
     assert isinstance(target, griffe.Function), f"{path}.{name}"
     return target
 
 
 def _renamed(
-    native: griffe.Function, member: griffe.Attribute, cls: griffe.Class
+    native: griffe.Function, member: griffe.Attribute, home: griffe.Class | griffe.Module
 ) -> griffe.Function:
     """Return a copy of a native method under another name, with the result that it has here."""
     twin = copy.copy(native)
-    twin.name, twin.parent = member.name, cls
+    twin.name, twin.parent = member.name, home
     twin.lineno, twin.endlineno = member.lineno, member.endlineno
-    twin.returns = _returned(native, member, cls)
+    twin.returns = _returned(native, member, home)
     return twin
 
 
-def _returned(native: griffe.Function, member: griffe.Attribute, cls: griffe.Class) -> Any:
+def _returned(
+    native: griffe.Function, member: griffe.Attribute, home: griffe.Class | griffe.Module
+) -> Any:
     """Return the annotation of what a method of a pair returns."""
     call: Any = ast.parse(str(member.value), mode="eval").body
     found = native.returns
     if len(call.args) > 1:  # a class, one of its methods, or a function of the module
         maker, _, _ = ast.unparse(call.args[1]).partition(".")
-        function = cls.module.members.get(maker)
+        function = home.module.members.get(maker)
         found = function.returns if isinstance(function, griffe.Function) else maker
     if call.func.id != "iterated":
         return found

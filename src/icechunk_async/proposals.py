@@ -17,8 +17,9 @@ Values of this module are made by `Repository.propose`, `proposal` and `proposal
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, override
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
@@ -133,7 +134,93 @@ class Wish:
     base: SnapshotId | str | None = None
 
 
-class Proposal:
+class Shown(ABC):
+    """The properties of a proposal, for asyncio and for code that blocks."""
+
+    @property
+    @abstractmethod
+    def record(self) -> ProposalRecord:
+        """The state that was read or stored last."""
+
+    @property
+    def state(self) -> ProposalState:
+        """Whether it is open, being accepted, accepted or closed."""
+        return self.record.state
+
+    @property
+    def title(self) -> str:
+        """Its subject, on one line."""
+        return self.record.title
+
+    @property
+    def message(self) -> str:
+        """The message of the merge."""
+        return self.record.message
+
+    @property
+    def into(self) -> str:
+        """The branch that it would change."""
+        return self.record.into
+
+    @property
+    def source(self) -> str:
+        """The branch or tag that is proposed, or the id of a snapshot."""
+        return self.record.source_ref
+
+    @property
+    def metadata(self) -> dict[str, JSON]:
+        """Properties of the merge."""
+        return dict(self.record.metadata)
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The names of the checks that must pass."""
+        return self.record.checks
+
+    @property
+    def candidate(self) -> Candidate:
+        """The state that would be published, and the results of checks on it."""
+        return self.record.candidate
+
+    @property
+    def results(self) -> tuple[CheckResult, ...]:
+        """The results of the checks on the candidate."""
+        return self.record.candidate.results
+
+    @property
+    def review(self) -> Review:
+        """The net changes that it makes on the branch."""
+        return self.record.review
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was made (aware, UTC)."""
+        return clock.from_us(self.record.created_us)
+
+    @property
+    def changed_at(self) -> datetime:
+        """When its present state was stored (aware, UTC)."""
+        return clock.from_us(self.record.at_us)
+
+    @property
+    def reason(self) -> str:
+        """Why it was closed; empty without a reason."""
+        return self.record.reason
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of its checks passed on the candidate."""
+        return set(self.record.checks) <= self.record.candidate.passed
+
+    def page(self) -> str:
+        """Return a page about it: one HTML file without script, for light and dark screens.
+
+        It is stored as ``proposals/<id>/review.html`` as well. All that others wrote is escaped.
+        """
+        return render(self.record)
+
+
+class Proposal(Shown):
     """A change of a branch that is waiting to be accepted, or was.
 
     It shows the state that was read or written last; `reload` reads it again. Made by
@@ -165,86 +252,15 @@ class Proposal:
         return self._record.id
 
     @property
-    def state(self) -> ProposalState:
-        """Whether it is open, being accepted, accepted or closed."""
-        return self._record.state
-
-    @property
-    def title(self) -> str:
-        """Its subject, on one line."""
-        return self._record.title
-
-    @property
-    def message(self) -> str:
-        """The message of the merge."""
-        return self._record.message
-
-    @property
-    def into(self) -> str:
-        """The branch that it would change."""
-        return self._record.into
-
-    @property
-    def source(self) -> str:
-        """The branch or tag that is proposed, or the id of a snapshot."""
-        return self._record.source_ref
+    @override
+    def record(self) -> ProposalRecord:
+        """The state that was read or stored last."""
+        return self._record
 
     @property
     def source_id(self) -> SnapshotId:
         """The snapshot that is proposed, as the source had it then."""
         return self._record.source_id
-
-    @property
-    def metadata(self) -> dict[str, JSON]:
-        """Properties of the merge."""
-        return dict(self._record.metadata)
-
-    @property
-    def checks(self) -> tuple[str, ...]:
-        """The names of the checks that must pass."""
-        return self._record.checks
-
-    @property
-    def candidate(self) -> Candidate:
-        """The state that would be published, and the results of checks on it."""
-        return self._record.candidate
-
-    @property
-    def results(self) -> tuple[CheckResult, ...]:
-        """The results of the checks on the candidate."""
-        return self._record.candidate.results
-
-    @property
-    def review(self) -> Review:
-        """The net changes that it makes on the branch."""
-        return self._record.review
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was made (aware, UTC)."""
-        return clock.from_us(self._record.created_us)
-
-    @property
-    def changed_at(self) -> datetime:
-        """When its present state was stored (aware, UTC)."""
-        return clock.from_us(self._record.at_us)
-
-    @property
-    def reason(self) -> str:
-        """Why it was closed; empty without a reason."""
-        return self._record.reason
-
-    @property
-    def passed(self) -> bool:
-        """Whether all of its checks passed on the candidate."""
-        return set(self._record.checks) <= self._record.candidate.passed
-
-    def page(self) -> str:
-        """Return a page about it: one HTML file without script, for light and dark screens.
-
-        It is stored as ``proposals/<id>/review.html`` as well. All that others wrote is escaped.
-        """
-        return render(self._record)
 
     async def session(self) -> Session:
         """Return a session that reads the candidate.

@@ -978,23 +978,23 @@ class Repository:
         """Return the names of all tags that were not deleted."""
         return set(await self._engine.history.tags())
 
-    async def lookup_branch(self, name: str) -> SnapshotId:
+    async def lookup_branch(self, branch: str) -> SnapshotId:
         """Return the tip of a branch.
 
         Raises:
             BranchNotFoundError: there is no such branch.
         """
-        return await self._engine.history.branch_tip(name)
+        return await self._engine.history.branch_tip(branch)
 
-    async def lookup_tag(self, name: str) -> SnapshotId:
+    async def lookup_tag(self, tag: str) -> SnapshotId:
         """Return the snapshot of a tag.
 
         Raises:
             TagNotFoundError: there is no such tag, or it was deleted.
         """
-        return await self._engine.history.tag_target(name)
+        return await self._engine.history.tag_target(tag)
 
-    async def create_branch(self, name: str, snapshot_id: SnapshotId | str) -> None:
+    async def create_branch(self, branch: str, snapshot_id: SnapshotId | str) -> None:
         """Create a branch whose tip is a snapshot.
 
         Raises:
@@ -1004,11 +1004,11 @@ class Repository:
         Cancellation: the branch may have been created.
         """
         self._engine.check_safe()
-        await self._engine.history.create_branch(name, as_snapshot_id(snapshot_id))
+        await self._engine.history.create_branch(branch, as_snapshot_id(snapshot_id))
 
     async def reset_branch(
         self,
-        name: str,
+        branch: str,
         snapshot_id: SnapshotId | str,
         *,
         from_snapshot_id: SnapshotId | str | None = None,
@@ -1016,7 +1016,7 @@ class Repository:
         """Move a branch to any snapshot.
 
         Args:
-            name: the branch.
+            branch: its name.
             snapshot_id: its new tip.
             from_snapshot_id: move it only if this is its tip now.
 
@@ -1030,10 +1030,10 @@ class Repository:
         self._engine.check_safe()
         expected = None if from_snapshot_id is None else as_snapshot_id(from_snapshot_id)
         target = as_snapshot_id(snapshot_id)
-        await self._engine.history.reset_branch(name, target, expected=expected)
-        await self._tell(name, target, expected, "reset")
+        await self._engine.history.reset_branch(branch, target, expected=expected)
+        await self._tell(branch, target, expected, "reset")
 
-    async def delete_branch(self, name: str) -> None:
+    async def delete_branch(self, branch: str) -> None:
         """Delete a branch; its snapshots stay until they are collected.
 
         Raises:
@@ -1041,9 +1041,9 @@ class Repository:
             InvalidRefNameError: ``main`` cannot be deleted.
         """
         self._engine.check_safe()
-        await self._engine.history.delete_branch(name)
+        await self._engine.history.delete_branch(branch)
 
-    async def create_tag(self, name: str, snapshot_id: SnapshotId | str) -> None:
+    async def create_tag(self, tag: str, snapshot_id: SnapshotId | str) -> None:
         """Give a snapshot a permanent name.
 
         Raises:
@@ -1054,16 +1054,16 @@ class Repository:
         Cancellation: the tag may have been created.
         """
         self._engine.check_safe()
-        await self._engine.history.create_tag(name, as_snapshot_id(snapshot_id))
+        await self._engine.history.create_tag(tag, as_snapshot_id(snapshot_id))
 
-    async def delete_tag(self, name: str) -> None:
+    async def delete_tag(self, tag: str) -> None:
         """Delete a tag; its name can never be used again.
 
         Raises:
             TagNotFoundError: there is no such tag.
         """
         self._engine.check_safe()
-        await self._engine.history.delete_tag(name)
+        await self._engine.history.delete_tag(tag)
 
     # History
 

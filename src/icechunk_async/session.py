@@ -1547,6 +1547,12 @@ class ForkSession(_Hierarchy):
         """Refuse: a fork is merged into its session, and that is rebased."""
         raise _never_published()
 
+    async def spill(self) -> NoReturn:
+        """Refuse: a fork is merged into its session, and that is spilled."""
+        raise SessionStateError(
+            "A fork cannot be spilled. Merge it into its session, and spill that."
+        )
+
 
 type AnySession = Session | ForkSession
 """The sessions that a Zarr store can stand on."""

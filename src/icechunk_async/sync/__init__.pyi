@@ -93,6 +93,8 @@ from icechunk_async.sync.official.about import shutdown_telemetry as shutdown_te
 from icechunk_async.sync.official.about import spec_version as spec_version
 from icechunk_async.sync.official.about import supported_spec_versions as supported_spec_versions
 from icechunk_async.sync.official.about import user_agent as user_agent
+from icechunk_async.sync.official.containers import VirtualChunkContainer as VirtualChunkContainer
+from icechunk_async.sync.official.containers import VirtualChunkSpec as VirtualChunkSpec
 from icechunk_async.sync.official.states import Attribution as Attribution
 from icechunk_async.sync.official.states import ChunkStorageStats as ChunkStorageStats
 from icechunk_async.sync.official.states import ChunkType as ChunkType
@@ -139,5 +141,3 @@ from icechunk_async.sync.storage import s3_store as s3_store
 from icechunk_async.sync.storage import tigris_storage as tigris_storage
 from icechunk_async.sync.store import IcechunkStore as IcechunkStore
 from icechunk_async.sync.types import CommitMethod as CommitMethod
-from icechunk_async.sync.virtual import VirtualChunkContainer as VirtualChunkContainer
-from icechunk_async.sync.virtual import VirtualChunkSpec as VirtualChunkSpec

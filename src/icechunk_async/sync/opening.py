@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage.policies.hedge import HedgePolicy
 
 __all__ = [
+    "Held",
     "RepositoryHandle",
     "Source",
     "check_aware",
@@ -112,7 +113,7 @@ def check_aware(moment: datetime | timedelta | str, name: str) -> None:
             )
 
 
-def check_one(*names: str | None) -> None:
+def check_one(*names: object) -> None:
     """Raise `InvalidInputError` unless one of a branch, a tag and a snapshot id is given."""
     if sum(name is not None for name in names) != 1:
         with translated():
@@ -295,3 +296,15 @@ def _labelled(
 
 
 RepositoryHandle = handles.RepositoryHandle[Source, AsyncRepository]
+
+
+@dataclass(frozen=True, slots=True)
+class Held[N]:
+    """An open native object, which methods made by `asked` put their questions to."""
+
+    native: N
+
+    async def ask[T](self, question: Callable[[N], Awaitable[T]]) -> T:
+        """Put a question to it; on the portal's loop. Errors are the facade's."""
+        with translated():
+            return await question(self.native)

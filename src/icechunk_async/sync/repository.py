@@ -175,6 +175,30 @@ def _status(status: NativeStatus) -> RepoStatus:
     )
 
 
+def _texts(ids: set[SnapshotId]) -> set[str]:
+    return set(map(str, ids))
+
+
+# What native methods take, and the official ones refuse.
+
+
+def _check_readable(
+    branch: str | None = None, *, as_of: datetime | timedelta | str | None = None, **named: Any
+) -> None:
+    if as_of is not None:
+        check_aware(as_of, "as_of")
+    check_one(branch, *named.values())
+
+
+def _check_compared(**named: SnapshotId | str | None) -> None:
+    for side in ("from_", "to_"):
+        check_one(*(it for name, it in named.items() if name.startswith(side)))
+
+
+def _check_expired(older_than: datetime | timedelta | str, **_: object) -> None:
+    check_aware(older_than, "older_than")
+
+
 class Repository(Displayed):
     """A versioned Zarr hierarchy in a storage.
 
@@ -532,41 +556,9 @@ class Repository(Displayed):
 
     # Sessions
 
-    @awaited
-    async def readonly_session_async(
-        self,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        ref: str | None = None,
-        as_of: datetime | timedelta | str | None = None,
-    ) -> Session:
-        """Begin a session that reads one snapshot, unchanged by later commits.
-
-        Args:
-            branch: read the tip of this branch.
-            tag: read the snapshot of this tag.
-            snapshot_id: read this snapshot.
-            ref: read any of these: a branch, a tag or an id, looked for in this order, the first
-                letters of an id, or steps back such as `main~2`; with `as_of` a branch.
-            as_of: with a branch: read the tip of that time, by the clocks of the writers. An
-                aware datetime, an ISO 8601 text, or a timedelta before now.
-
-        Raises:
-            RefNotFoundError, SnapshotNotFoundError: there is no such branch, tag or snapshot.
-            InvalidInputError: not exactly one was named, or `as_of` without a branch.
-        """
-        if as_of is not None:
-            check_aware(as_of, "as_of")
-        check_one(branch, tag, snapshot_id, ref)
-        made = await self.handle.ask(
-            lambda it: it.readonly_session(
-                branch, tag=tag, snapshot_id=snapshot_id, ref=ref, as_of=as_of
-            )
-        )
-        return _session(self.handle, made)
-
+    readonly_session, readonly_session_async = owned(
+        Native.readonly_session, _session, check=_check_readable
+    )
     writable_session, writable_session_async = owned(Native.writable_session, _session)
     resume_session, resume_session_async = owned(Native.resume_session, _session)
     rearrange_session, rearrange_session_async = owned(Native.rearrange_session, _session)
@@ -609,7 +601,6 @@ class Repository(Displayed):
             allow_missing_forks=not deduplicate,  # one may hold what changed
         )
 
-    readonly_session = blocking(readonly_session_async)
     sessions, sessions_async = asked(Native.sessions)
     end_session, end_session_async = asked(Native.end_session)
     recorded_transactions, recorded_transactions_async = asked(Native.recorded_transactions)
@@ -618,73 +609,15 @@ class Repository(Displayed):
 
     # Branches and tags
 
-    @twin_of(Native.create_branch)
-    async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
-        await self.handle.ask(lambda it: it.create_branch(branch, snapshot_id))
-
+    create_branch, create_branch_async = asked(Native.create_branch)
     list_branches, list_branches_async = asked(Native.list_branches)
-
-    @twin_of(Native.lookup_branch)
-    async def lookup_branch_async(self, branch: str) -> str:
-        return str(await self.handle.ask(lambda it: it.lookup_branch(branch)))
-
-    @awaited
-    async def reset_branch_async(
-        self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None
-    ) -> None:
-        """Move a branch to another snapshot.
-
-        Args:
-            branch: the branch.
-            snapshot_id: its new tip.
-            from_snapshot_id: move the branch only if this is its present tip.
-
-        Raises:
-            RefNotFoundError, SnapshotNotFoundError: nothing changed.
-            ConflictError: the tip is not `from_snapshot_id`.
-        """
-        await self.handle.ask(
-            lambda it: it.reset_branch(branch, snapshot_id, from_snapshot_id=from_snapshot_id)
-        )
-
-    @awaited
-    async def delete_branch_async(self, branch: str) -> None:
-        """Delete a branch; its snapshots stay until they are collected.
-
-        Raises:
-            RefNotFoundError: there is no such branch.
-            SessionStateError: `main` cannot be deleted.
-        """
-        if branch == "main":
-            raise refusal(
-                SessionStateError(
-                    "The branch 'main' cannot be deleted. Reset it to another snapshot instead."
-                ),
-                ErrorKind.CANNOT_DELETE_MAIN,
-            )
-        await self.handle.ask(lambda it: it.delete_branch(branch))
-
-    @twin_of(Native.create_tag)
-    async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
-        await self.handle.ask(lambda it: it.create_tag(tag, snapshot_id))
-
+    lookup_branch, lookup_branch_async = asked(Native.lookup_branch, str)
+    reset_branch, reset_branch_async = asked(Native.reset_branch)
+    delete_branch, delete_branch_async = asked(Native.delete_branch)
+    create_tag, create_tag_async = asked(Native.create_tag)
     list_tags, list_tags_async = asked(Native.list_tags)
-
-    @twin_of(Native.lookup_tag)
-    async def lookup_tag_async(self, tag: str) -> str:
-        return str(await self.handle.ask(lambda it: it.lookup_tag(tag)))
-
-    @twin_of(Native.delete_tag)
-    async def delete_tag_async(self, tag: str) -> None:
-        await self.handle.ask(lambda it: it.delete_tag(tag))
-
-    create_branch = blocking(create_branch_async)
-    lookup_branch = blocking(lookup_branch_async)
-    reset_branch = blocking(reset_branch_async)
-    delete_branch = blocking(delete_branch_async)
-    create_tag = blocking(create_tag_async)
-    lookup_tag = blocking(lookup_tag_async)
-    delete_tag = blocking(delete_tag_async)
+    lookup_tag, lookup_tag_async = asked(Native.lookup_tag, str)
+    delete_tag, delete_tag_async = asked(Native.delete_tag)
 
     # History
 
@@ -744,35 +677,6 @@ class Repository(Displayed):
     )
     list_manifest_files, list_manifest_files_async = asked(Native.list_manifest_files, _manifests)
 
-    @twin_of(Native.diff)
-    async def diff_async(
-        self,
-        *,
-        from_branch: str | None = None,
-        from_tag: str | None = None,
-        from_snapshot_id: str | None = None,
-        from_ref: str | None = None,
-        to_branch: str | None = None,
-        to_tag: str | None = None,
-        to_snapshot_id: str | None = None,
-        to_ref: str | None = None,
-    ) -> Diff:
-        check_one(from_branch, from_tag, from_snapshot_id, from_ref)
-        check_one(to_branch, to_tag, to_snapshot_id, to_ref)
-        found = await self.handle.ask(
-            lambda it: it.diff(
-                from_branch=from_branch,
-                from_tag=from_tag,
-                from_snapshot_id=from_snapshot_id,
-                from_ref=from_ref,
-                to_branch=to_branch,
-                to_tag=to_tag,
-                to_snapshot_id=to_snapshot_id,
-                to_ref=to_ref,
-            )
-        )
-        return Diff.from_native(found)
-
     inspect_snapshot, inspect_snapshot_async = asked(Native.inspect_snapshot)
     inspect_repo_info, inspect_repo_info_async = asked(Native.inspect_repo_info)
     inspect_manifest, inspect_manifest_async = asked(Native.inspect_manifest)
@@ -781,9 +685,9 @@ class Repository(Displayed):
     def _known_diff(
         self,
         *,
-        from_snapshot_id: str | None = None,
-        to_snapshot_id: str | None = None,
-        **others: str | None,
+        from_snapshot_id: SnapshotId | str | None = None,
+        to_snapshot_id: SnapshotId | str | None = None,
+        **others: SnapshotId | str | None,
     ) -> Diff | None:
         ready = self.handle.ready
         if ready is None or from_snapshot_id is None or to_snapshot_id is None:
@@ -801,7 +705,9 @@ class Repository(Displayed):
             )
         return None if found is None else Diff.from_native(found)
 
-    diff = blocking(diff_async, known=_known_diff)
+    diff, diff_async = asked(
+        Native.diff, Diff.from_native, known=_known_diff, check=_check_compared
+    )
 
     # Metadata, status and feature flags; all but the commit metadata need format version 2
 
@@ -901,23 +807,8 @@ class Repository(Displayed):
     fast_forward, fast_forward_async = asked(Native.fast_forward, str)
     squash, squash_async = asked(Native.squash, str)
 
-    @twin_of(Native.begin_merge)
-    async def begin_merge_async(
-        self,
-        source: str,
-        *,
-        into: str = "main",
-        base: str | None = None,
-        solver: ConflictSolver | None = None,
-    ) -> PendingMerge:
-        pending = await self.handle.ask(
-            lambda it: it.begin_merge(source, into=into, base=base, solver=to_native(solver))
-        )
-        return _pending_merge(self.handle, pending)
-
+    begin_merge, begin_merge_async = owned(Native.begin_merge, _pending_merge)
     resume_merge, resume_merge_async = owned(Native.resume_merge, _pending_merge)
-
-    begin_merge = blocking(begin_merge_async)
 
     # Proposals and protection
 
@@ -962,39 +853,9 @@ class Repository(Displayed):
 
     # Upkeep; arguments that are only accepted limit something that this library limits itself
 
-    @awaited
-    async def expire_snapshots_async(
-        self,
-        older_than: datetime | timedelta | str,
-        *,
-        delete_expired_branches: bool = False,
-        delete_expired_tags: bool = False,
-        dry_run: bool = False,
-    ) -> set[str]:
-        """Remove older snapshots from the history of all branches and tags.
-
-        The first snapshot and those that a branch or tag points to stay. `garbage_collect` deletes
-        the files.
-
-        Args:
-            older_than: remove snapshots written before this aware time.
-            delete_expired_branches: delete branches whose tip is older, except `main`.
-            delete_expired_tags: delete tags whose snapshot is older.
-            dry_run: change nothing, and return what would be removed.
-
-        Returns: the ids of the removed snapshots.
-        """
-        check_aware(older_than, "older_than")
-        found = await self.handle.ask(
-            lambda it: it.expire_snapshots(
-                older_than,
-                delete_expired_branches=delete_expired_branches,
-                delete_expired_tags=delete_expired_tags,
-                dry_run=dry_run,
-            )
-        )
-        return set(map(str, found))
-
+    expire_snapshots, expire_snapshots_async = asked(
+        Native.expire_snapshots, _texts, check=_check_expired
+    )
     split_appends, split_appends_async = asked(Native.split_appends)
     rewrite_manifests, rewrite_manifests_async = asked(Native.rewrite_manifests, str)
     compact, compact_async = asked(Native.compact)
@@ -1036,7 +897,7 @@ class Repository(Displayed):
                     )
                 )
 
-    @awaited
+    @twin_of(Native.garbage_collect)
     async def garbage_collect_async(
         self,
         delete_object_older_than: datetime | timedelta | str,
@@ -1051,23 +912,6 @@ class Repository(Displayed):
         max_concurrent_listings: int | None = None,
         progress: ProgressCallback | None = None,
     ) -> GCSummary:
-        """Delete the files that no branch and no tag needs.
-
-        Args:
-            delete_object_older_than: keep newer files. This aware time must lie before the
-                beginning of all sessions that are not committed yet.
-            dry_run: only count.
-            max_snapshots_in_memory: the number of snapshots read at a time.
-            max_compressed_manifest_mem_bytes: the bytes of manifests read at a time.
-            max_decoded_manifest_mem_bytes: accepted.
-            max_concurrent_manifest_fetches: the number of manifests read at a time.
-            max_concurrent_deletes: accepted.
-            max_consecutive_delete_failures: accepted.
-            max_concurrent_listings: accepted.
-            progress: called with each step, an `icechunk_async.results.Progress`, in the thread of
-                the library's event loop. It must be quick and not call the facade; what it raises
-                ends the operation.
-        """
         from icechunk_async.sync.ops import GCSummary  # noqa: PLC0415 -- rarely needed
 
         check_aware(delete_object_older_than, "delete_object_older_than")
@@ -1168,7 +1012,6 @@ class Repository(Displayed):
         return await self.handle.ask(work)
 
     repair = blocking(repair_async)
-    expire_snapshots = blocking(expire_snapshots_async)
     copy_to = blocking(copy_to_async)
     garbage_collect = blocking(garbage_collect_async)
     chunk_storage_stats = blocking(chunk_storage_stats_async)

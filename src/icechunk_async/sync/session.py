@@ -9,7 +9,6 @@ from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.engine.tree.listing import known_chunk_type, node_id
-from icechunk_async.errors import SessionStateError
 from icechunk_async.format.paths import check_path
 from icechunk_async.handles import not_a_fork
 from icechunk_async.session import ForkSession as AsyncForkSession
@@ -307,22 +306,8 @@ class Session(Displayed):
         names = [it if isinstance(it, str) else it.fork_id for it in forks]
         self.handle.discard_forks(*names)
 
-    @twin_of(AsyncSession.spill)
-    async def spill_async(self) -> None:
-        await self.handle.ask(_spill)
-
-    @awaited
-    async def refresh_async(self) -> bool:
-        """See what forks of a session with a lease published, before any commit.
-
-        An addition to the official names. What this session or fork changed itself and did not
-        make known lies above what it reads. A session lets its forks see its changes as well; a
-        fork does that by `ForkSession.publish`. See `icechunk_async.Session.refresh` and
-        `icechunk_async.ForkSession.refresh` for errors and costs.
-
-        Returns: whether anything was new.
-        """
-        return await self.handle.ask(lambda session: session.refresh())
+    spill, spill_async = asked(AsyncSession.spill)
+    refresh, refresh_async = asked(AsyncSession.refresh)
 
     @property
     def collected_chunks(self) -> dict[str, npt.NDArray[np.uint32]]:
@@ -340,8 +325,6 @@ class Session(Displayed):
     flush = blocking(flush_async)
     rebase = blocking(rebase_async)
     merge = blocking(merge_async)
-    spill = blocking(spill_async)
-    refresh = blocking(refresh_async)
 
     # Nodes and chunks
 
@@ -467,21 +450,5 @@ class ForkSession(Session):
         """Names the fork, and every copy of it, among the forks of its session."""
         return self.handle.fork.fork_id
 
-    @twin_of(AsyncForkSession.publish)
-    async def publish_async(self) -> bool:
-        return await self.handle.ask(_publish)
-
-    publish = blocking(publish_async)
-
-
-async def _publish(session: AnySession) -> bool:
-    assert isinstance(session, AsyncForkSession)
-    return await session.publish()
-
-
-async def _spill(session: AnySession) -> None:
-    if not isinstance(session, AsyncSession):
-        raise SessionStateError(
-            "A fork cannot be spilled. Merge it into its session, and spill that."
-        )
-    await session.spill()
+    publish, publish_async = asked(AsyncForkSession.publish)
+    refresh, refresh_async = asked(AsyncForkSession.refresh)

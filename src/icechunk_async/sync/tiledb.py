@@ -15,18 +15,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from icechunk_async import tiledb
+from icechunk_async._runtime.blocking.pairs import asked, text_of
 from icechunk_async._runtime.blocking.portal import blocking, run
 from icechunk_async._runtime.blocking.tracebacks import managed
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.sync.errors import translated
+from icechunk_async.sync.opening import Held
 from icechunk_async.sync.storage import Storage
+from icechunk_async.tiledb import TileDBArray as AsyncArray
+from icechunk_async.tiledb import TileDBGroup as AsyncGroup
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    import numpy.typing as npt
     import pyarrow as pa
 
     from icechunk_async.session import Session as AsyncSession
@@ -139,15 +142,21 @@ class Scan:
         return _run(self.native.to_table())
 
 
+def _group(native: AsyncGroup) -> TileDBGroup:
+    return TileDBGroup(native)
+
+
 @dataclass(frozen=True, slots=True)
 class TileDBArray:
-    """A TileDB array, seen in a range of times. Made by `open_array`.
+    """A TileDB array, seen in a range of times. Made by `open_array`."""
 
-    Methods raise and cost what those of `icechunk_async.tiledb.TileDBArray` do.
-    """
-
-    native: tiledb.TileDBArray
+    native: AsyncArray
     """The asynchronous array."""
+
+    @property
+    def handle(self) -> Held[AsyncArray]:
+        """The asynchronous array, to be asked."""
+        return Held(self.native)
 
     @property
     def schema(self) -> tiledb.Schema:
@@ -160,33 +169,8 @@ class TileDBArray:
         with translated():
             return self.native.shape
 
-    def read(
-        self,
-        region: Sequence[slice | int] | None = None,
-        attributes: Sequence[str] | None = None,
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Read a region of a dense array; blocks.
-
-        Args:
-            region: coordinates along each dimension, as slices without a step, or single ones. They
-                are those of the domain, which need not begin at 0. None, and a missing end, is the
-                end of the domain.
-            attributes: names; all if None.
-
-        Returns:
-            By attribute an array of the shape of the region.
-        """
-        return _run(self.native.read(region, attributes))
-
-    def scan(self, columns: Sequence[str] | None = None, filters: object = None) -> Scan:
-        """Plan a scan of a sparse array; blocks.
-
-        Args:
-            columns: dimensions and attributes; all if None.
-            filters: only rows that pass: an expression of ``pyarrow.compute``; or tuples such as
-                ``("x", ">", 3)``, which must all hold; or lists of tuples, of which one must hold.
-        """
-        return Scan(_run(self.native.scan(columns, filters)))
+    read, read_async = asked(AsyncArray.read)
+    scan, scan_async = asked(AsyncArray.scan, Scan)
 
     def dataset(self) -> TileDBDataset:
         """Return a sparse array as a ``pyarrow.dataset.Dataset``; blocks.
@@ -206,47 +190,31 @@ class TileDBArray:
 
         return TileDBDataset(reader, errors=translated)
 
-    def enumerations(self) -> dict[str, tiledb.Enumeration]:
-        """Return the enumeration of each attribute that has one, by the attribute's name."""
-        return _run(self.native.enumerations())
-
-    def label(self, name: str, region: slice | None = None) -> npt.NDArray[Any]:
-        """Read a label of a dimension: a value for each coordinate of a region, or of all."""
-        return _run(self.native.label(name, region))
-
-    def metadata(self) -> dict[str, tiledb.MetadataValue]:
-        """Return the key-value metadata of the array at this time."""
-        return _run(self.native.metadata())
+    enumerations, enumerations_async = asked(AsyncArray.enumerations)
+    label, label_async = asked(AsyncArray.label)
+    metadata, metadata_async = asked(AsyncArray.metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class TileDBGroup:
     """A TileDB group, seen in a range of times. Made by `open_group`."""
 
-    native: tiledb.TileDBGroup
+    native: AsyncGroup
     """The asynchronous group."""
+
+    @property
+    def handle(self) -> Held[AsyncGroup]:
+        """The asynchronous group, to be asked."""
+        return Held(self.native)
 
     @property
     def members(self) -> Mapping[str, tiledb.GroupMember]:
         """Arrays and groups by name."""
         return self.native.members
 
-    def array(self, name: str) -> TileDBArray:
-        """Open a member that is an array, at the time of the group.
-
-        Raises:
-            NotFoundError: there is no such member, or no array at its place.
-            InvalidInputError: the member is a group, or lies outside of this group's storage.
-        """
-        return TileDBArray(_run(self.native.array(name)))
-
-    def group(self, name: str) -> TileDBGroup:
-        """Open a member that is a group, at the time of this one; errors as `array`."""
-        return TileDBGroup(_run(self.native.group(name)))
-
-    def metadata(self) -> dict[str, tiledb.MetadataValue]:
-        """Return the key-value metadata of the group at this time."""
-        return _run(self.native.metadata())
+    array, array_async = asked(AsyncGroup.array, TileDBArray)
+    group, group_async = asked(AsyncGroup.group, _group)
+    metadata, metadata_async = asked(AsyncGroup.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +230,7 @@ class IngestedArray:
     """Chunks whose cells were copied."""
 
 
+@text_of(tiledb.ingest_array)
 def ingest_array(
     repository: Repository,
     location: Location,
@@ -275,30 +244,8 @@ def ingest_array(
     validate_containers: bool = True,
     storage_options: Mapping[str, object] | None = None,
 ) -> tuple[IngestedArray, ...]:
-    """Write a dense TileDB array into a group of a branch, and commit it; again, only what is new.
-
-    Args:
-        repository: a repository whose containers cover the array.
-        location: URL or path of the array, or a `Storage` at that place.
-        path: of the group.
-        branch: the branch to commit to.
-        history: commit a snapshot for each moment at which fragments were written, the oldest
-            first, and again only for those since the last run; otherwise one snapshot.
-        attributes: names; all if None.
-        copy: copy tiles that cannot be referred to, all text, and cells of variable length.
-        validity: write attributes that may be null, each with an array of 0 for null and 1.
-        validate_containers: refuse an array that no container covers.
-        storage_options: options of the storage of the array.
-
-    Returns:
-        The snapshots, none if there is nothing new.
-
-    Raises:
-        IcechunkError: as `icechunk_async.tiledb.ingest_array`. Snapshots that were committed before
-            stay.
-    """
     place, options = _place(location, storage_options)
-    found = _run(
+    found = run(
         repository.handle.ask(
             lambda opened: tiledb.ingest_array(
                 opened,
@@ -319,6 +266,7 @@ def ingest_array(
     )
 
 
+@text_of(tiledb.write_virtual_array)
 def write_virtual_array(
     session: Session,
     array: TileDBArray,
@@ -331,27 +279,7 @@ def write_virtual_array(
     location: str | None = None,
     validate_containers: bool = True,
 ) -> VirtualTiles:
-    """Write a dense TileDB array into a session as a group of arrays, one for each attribute.
-
-    Args:
-        session: a writable session.
-        array: the array, opened at the time that is wanted.
-        path: of the group.
-        attributes: names; all if None.
-        copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
-            come from several fragments, and those of text and of cells of variable length.
-        validity: write attributes that may be null, each with an array of 0 for null and 1.
-        overwrite: replace what is at the path.
-        location: URL of the array in references, if it is not that by which it was opened.
-        validate_containers: refuse an array that no container covers.
-
-    Returns:
-        The numbers of chunks.
-
-    Raises:
-        IcechunkError: as `icechunk_async.tiledb.write_virtual_array`.
-    """
-    return _run(
+    return run(
         session.handle.ask(
             lambda opened: tiledb.write_virtual_array(
                 cast("AsyncSession", opened),

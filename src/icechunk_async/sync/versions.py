@@ -7,31 +7,26 @@ block; the method of the same name with `_async` can be awaited on any event loo
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, override
 
 from anyio import CapacityLimiter, to_thread
 
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
-from icechunk_async._runtime.blocking.pairs import blocking, twin_of
+from icechunk_async._runtime.blocking.pairs import asked, blocking, twin_of
 from icechunk_async.handles import SessionHandle
-from icechunk_async.proposals import Check, CheckResult
+from icechunk_async.proposals import Check, CheckResult, Shown
 from icechunk_async.proposals import Proposal as AsyncProposal
 from icechunk_async.sync.errors import translated
+from icechunk_async.sync.opening import Held
 from icechunk_async.sync.session import Session
 from icechunk_async.versions import PendingMerge as AsyncPendingMerge
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from icechunk_async.engine.commit.hooks import CommitEvent
-    from icechunk_async.proposals import (
-        AnyCheck,
-        Candidate,
-        CheckFunction,
-        ProposalState,
-        Review,
-    )
+    from icechunk_async.engine.proposals.record import ProposalRecord
+    from icechunk_async.proposals import AnyCheck, CheckFunction
     from icechunk_async.session import Session as AsyncSession
     from icechunk_async.sync.opening import RepositoryHandle
     from icechunk_async.versions import MergeConflict, MergeReport
@@ -50,34 +45,31 @@ class PendingMerge:
 
     def __init__(self, repository: RepositoryHandle, pending: AsyncPendingMerge) -> None:
         """Use `Repository.begin_merge`."""
-        self._pending = pending
+        self.handle = Held(pending)
         self.session = Session(SessionHandle(repository, pending.session))
         """Reads the state to be committed, and takes changes."""
 
     @property
     def report(self) -> MergeReport:
         """The changes and the conflicts as they were at the beginning."""
-        return self._pending.report
+        return self.handle.native.report
 
     @property
     def conflicts(self) -> tuple[MergeConflict, ...]:
         """The conflicts that are open."""
-        return self._pending.conflicts
+        return self.handle.native.conflicts
 
     def keep_branch(self, *conflicts: MergeConflict) -> None:
         """Settle conflicts by leaving things as the branch has them; all if none is named."""
         with translated():
-            self._pending.keep_branch(*conflicts)
+            self.handle.native.keep_branch(*conflicts)
 
     def resolved(self, *conflicts: MergeConflict) -> None:
         """Settle conflicts by what was written into the session; all if none is named."""
         with translated():
-            self._pending.resolved(*conflicts)
+            self.handle.native.resolved(*conflicts)
 
-    @twin_of(AsyncPendingMerge.take_source)
-    async def take_source_async(self, *conflicts: MergeConflict) -> None:
-        with translated():
-            await self._pending.take_source(*conflicts)
+    take_source, take_source_async = asked(AsyncPendingMerge.take_source)
 
     def cells(self, conflict: MergeConflict) -> Iterator[CellChanges]:
         """Iterate over the cells in which both sides of a conflict about chunks differ.
@@ -87,29 +79,16 @@ class PendingMerge:
 
         async def found() -> AsyncIterator[CellChanges]:
             with translated():
-                async for cells in self._pending.cells(conflict):
+                async for cells in self.handle.native.cells(conflict):
                     yield cells
 
         return AsyncCloseableIterator(found(), parts=_CELLS).begun()
 
-    @twin_of(AsyncPendingMerge.to_bytes)
-    async def to_bytes_async(self) -> bytes:
-        with translated():
-            return await self._pending.to_bytes()
-
-    @twin_of(AsyncPendingMerge.commit)
-    async def commit_async(
-        self, message: str | None = None, metadata: Mapping[str, Any] | None = None
-    ) -> str:
-        with translated():
-            return str(await self._pending.commit(message, metadata))
-
-    take_source = blocking(take_source_async)
-    to_bytes = blocking(to_bytes_async)
-    commit = blocking(commit_async)
+    to_bytes, to_bytes_async = asked(AsyncPendingMerge.to_bytes)
+    commit, commit_async = asked(AsyncPendingMerge.commit, str)
 
 
-class Proposal:
+class Proposal(Shown):
     """A change of a branch that is waiting to be accepted, or was.
 
     See `icechunk_async.proposals.Proposal`. Checks are plain functions of a `Session` that reads
@@ -119,122 +98,48 @@ class Proposal:
 
     def __init__(self, repository: RepositoryHandle, proposal: AsyncProposal) -> None:
         """Use `Repository.propose`, `proposal` or `proposals`."""
+        self.handle = Held(proposal)
         self._repository = repository
-        self._proposal = proposal
 
     def __repr__(self) -> str:
-        return repr(self._proposal)
+        return repr(self.handle.native)
+
+    @property
+    @override
+    def record(self) -> ProposalRecord:
+        """The state that was read or stored last."""
+        return self.handle.native.record
 
     @property
     def id(self) -> str:
         """Names the proposal in its repository."""
-        return str(self._proposal.id)
-
-    @property
-    def state(self) -> ProposalState:
-        """Whether it is open, being accepted, accepted or closed."""
-        return self._proposal.state
-
-    @property
-    def title(self) -> str:
-        """Its subject, on one line."""
-        return self._proposal.title
-
-    @property
-    def message(self) -> str:
-        """The message of the merge."""
-        return self._proposal.message
-
-    @property
-    def into(self) -> str:
-        """The branch that it would change."""
-        return self._proposal.into
-
-    @property
-    def source(self) -> str:
-        """The branch or tag that is proposed, or the id of a snapshot."""
-        return self._proposal.source
+        return str(self.handle.native.id)
 
     @property
     def source_id(self) -> str:
         """The snapshot that is proposed, as the source had it then."""
-        return str(self._proposal.source_id)
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Properties of the merge."""
-        return dict(self._proposal.metadata)
-
-    @property
-    def checks(self) -> tuple[str, ...]:
-        """The names of the checks that must pass."""
-        return self._proposal.checks
-
-    @property
-    def candidate(self) -> Candidate:
-        """The state that would be published, and the results of checks on it."""
-        return self._proposal.candidate
-
-    @property
-    def results(self) -> tuple[CheckResult, ...]:
-        """The results of the checks on the candidate."""
-        return self._proposal.results
-
-    @property
-    def review(self) -> Review:
-        """The net changes that it makes on the branch."""
-        return self._proposal.review
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was made (aware, UTC)."""
-        return self._proposal.created_at
-
-    @property
-    def changed_at(self) -> datetime:
-        """When its present state was stored (aware, UTC)."""
-        return self._proposal.changed_at
-
-    @property
-    def reason(self) -> str:
-        """Why it was closed; empty without a reason."""
-        return self._proposal.reason
-
-    @property
-    def passed(self) -> bool:
-        """Whether all of its checks passed on the candidate."""
-        return self._proposal.passed
-
-    def page(self) -> str:
-        """Return a page about it, as HTML; see `icechunk_async.proposals.Proposal.page`."""
-        return self._proposal.page()
+        return str(self.handle.native.source_id)
 
     @twin_of(AsyncProposal.session)
     async def session_async(self) -> Session:
-        with translated():
-            return Session(SessionHandle(self._repository, await self._proposal.session()))
+        native = await self.handle.ask(lambda it: it.session())
+        return Session(SessionHandle(self._repository, native))
 
-    @twin_of(AsyncProposal.reload)
-    async def reload_async(self) -> None:
-        with translated():
-            await self._proposal.reload()
+    session = blocking(session_async)
+    reload, reload_async = asked(AsyncProposal.reload)
+    close, close_async = asked(AsyncProposal.close)
 
     @twin_of(AsyncProposal.run_checks)
     async def run_checks_async(
         self, checks: Iterable[Check | BlockingCheck] = ()
     ) -> tuple[CheckResult, ...]:
-        with translated():
-            return await self._proposal.run_checks(native_checks(self._repository, checks))
+        native = native_checks(self._repository, checks)
+        return await self.handle.ask(lambda it: it.run_checks(native))
 
     @twin_of(AsyncProposal.refresh)
     async def refresh_async(self, checks: Iterable[Check | BlockingCheck] = ()) -> None:
-        with translated():
-            await self._proposal.refresh(native_checks(self._repository, checks))
-
-    @twin_of(AsyncProposal.close)
-    async def close_async(self, reason: str = "", *, force: bool = False) -> None:
-        with translated():
-            await self._proposal.close(reason, force=force)
+        native = native_checks(self._repository, checks)
+        await self.handle.ask(lambda it: it.refresh(native))
 
     @twin_of(AsyncProposal.accept)
     async def accept_async(
@@ -245,14 +150,12 @@ class Proposal:
         tries: int = 8,
     ) -> str:
         native = native_checks(self._repository, checks)
-        with translated():
-            return str(await self._proposal.accept(native, when_moved=when_moved, tries=tries))
+        return str(
+            await self.handle.ask(lambda it: it.accept(native, when_moved=when_moved, tries=tries))
+        )
 
-    session = blocking(session_async)
-    reload = blocking(reload_async)
     run_checks = blocking(run_checks_async)
     refresh = blocking(refresh_async)
-    close = blocking(close_async)
     accept = blocking(accept_async)
 
 

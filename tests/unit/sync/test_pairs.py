@@ -105,6 +105,18 @@ def _known_times(facade: _Facade, *, times: int = 1) -> int | None:
     return -1 if times == 0 else None
 
 
+def _not_ten(*, times: Any = 1) -> None:
+    if times == 10:
+        raise ValueError("too often")
+
+
+class _Twice:
+    """A value that stands for one of the native library."""
+
+    def to_native(self) -> int:
+        return 2
+
+
 def _number(found: Sized) -> int:
     return len(found)
 
@@ -120,6 +132,7 @@ class _Facade:
     where, where_async = asked(_Native.where)
     times, times_async = asked(_Native.where, _number, known=_known_times)
     owned, owned_async = owned(_Native.where, _with_handle)
+    few, few_async = asked(_Native.where, check=_not_ten)
     names, names_async = iterated(_Native.names)
     lengths, lengths_async = iterated(_Native.names, _number, parts=lambda n, **_: n, ahead=False)
 
@@ -152,6 +165,17 @@ def test_what_is_asked_may_be_converted_and_may_be_known_on_the_callers_thread()
     assert inspect.signature(facade.owned_async).return_annotation == "tuple[Any, int]"
     assert inspect.signature(Repository.undo).return_annotation == "str"
     assert inspect.signature(Repository.lookup_snapshot).return_annotation == "SnapshotInfo"
+
+
+def test_arguments_are_checked_before_the_question_and_converted_for_it() -> None:
+    """By both methods of a pair."""
+    facade = _Facade(_Native())
+    given: Any = _Twice()
+    assert len(facade.few(times=given)) == len(asyncio.run(facade.few_async(times=given))) == 2
+    with pytest.raises(ValueError, match="too often"):
+        facade.few(times=10)
+    with pytest.raises(ValueError, match="too often"):
+        asyncio.run(facade.few_async(times=10))
 
 
 def test_what_is_iterated_runs_on_the_portals_thread() -> None:

@@ -123,7 +123,7 @@ def test_errors_are_of_both_families() -> None:
     assert caught.value.__cause__ is None  # the same sentence once more
     with pytest.raises(InvalidInputError):
         repository.ancestry(branch="main", tag="v1")
-    with pytest.raises(errors.SessionStateError) as refused:
+    with pytest.raises(errors.InvalidRefNameError) as refused:
         repository.delete_branch("main")
     assert isinstance(refused.value, SessionStateError)
     assert refused.value.kind == "cannot-delete-main"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +41,12 @@ def test_every_public_name_has_a_counterpart() -> None:
     assert set(tiledb.__all__) < set(icechunk_async.tiledb.__all__)
     for name in ("TileDBArray", "TileDBGroup", "Scan"):
         ours, native = getattr(tiledb, name), getattr(icechunk_async.tiledb, name)
-        methods = {it for it in dir(ours) if not it.startswith("_")} - {"native"}
-        assert methods <= set(dir(native)) | {"schema", "members", "dataset"}
+        methods = {it for it in dir(ours) if not it.startswith("_")} - {"native", "handle"}
+        assert {it.removesuffix("_async") for it in methods} <= set(dir(native)) | {
+            "schema",
+            "members",
+            "dataset",
+        }
 
 
 def test_dense_array_is_read_as_tiledb_reads_it(tmp_path: Path) -> None:
@@ -62,6 +67,20 @@ def test_dense_array_is_read_as_tiledb_reads_it(tmp_path: Path) -> None:
                 array.scan()
     with tiledb.open_array(place, end=0) as array:
         assert array.native.fragments == ()
+
+
+def test_methods_that_read_have_a_twin_to_await_and_the_text_of_the_native_ones(
+    tmp_path: Path,
+) -> None:
+    """From any event loop; errors are the facade's."""
+    with tiledb.open_array(placed(NEWEST, "features-0", tmp_path)) as array:
+        there = asyncio.run(array.read_async([slice(0, 9)], ["a0"]))
+        np.testing.assert_array_equal(there["a0"], array.read([slice(0, 9)], ["a0"])["a0"])
+        with pytest.raises(InvalidInputError, match="dense"):
+            asyncio.run(array.scan_async())
+    native = icechunk_async.tiledb
+    assert tiledb.TileDBArray.read.__doc__ == native.TileDBArray.read.__doc__
+    assert tiledb.ingest_array.__doc__ == native.ingest_array.__doc__
 
 
 def test_sparse_array_is_scanned_in_batches_and_tables(tmp_path: Path) -> None:

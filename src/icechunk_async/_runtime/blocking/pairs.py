@@ -15,7 +15,7 @@ to the caller's line.
 What the native method says already is not said again. `twin_of` takes the docstring of one whose
 arguments are converted here, `asked` declares both methods of a pair that takes the same here, and
 `iterated` does so for iterators. The class has the native object in a `handle`, which is asked. The
-results may be converted:
+results may be converted, and arguments with a method `to_native` are:
 
     @twin_of(AsyncRepository.lookup_tag)
     async def lookup_tag_async(self, tag: str) -> str: ...
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         Callable[Concatenate[Any, P], AsyncCloseableIterator[T]],
     ]
 
-__all__ = ["asked", "awaited", "blocking", "iterated", "owned", "twin_of"]
+__all__ = ["asked", "awaited", "blocking", "iterated", "owned", "text_of", "twin_of"]
 
 
 def awaited[**P, T](
@@ -61,55 +61,74 @@ def awaited[**P, T](
     return method
 
 
-def twin_of[**P, T](
+def text_of[**P, T](
     native: Callable[..., object],
-) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """Decorate as `awaited`, and take the docstring from a native method."""
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Take the docstring from a native function or method."""
 
-    def declare(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    def declare(work: Callable[P, T]) -> Callable[P, T]:
         work.__doc__ = native.__doc__
-        return awaited(work)
+        return work
 
     return declare
 
 
+def twin_of[**P, T](
+    native: Callable[..., object],
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Decorate as `awaited`, and take the docstring from a native method."""
+    return lambda work: awaited(text_of(native)(work))
+
+
 @overload
-def asked[N, **P, T](native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]]) -> Pair[P, T]: ...
+def asked[N, **P, T](
+    native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]],
+    *,
+    check: Callable[..., None] | None = None,
+) -> Pair[P, T]: ...
 @overload
 def asked[N, **P, T, R](
     native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]],
     convert: Callable[[T], R],
     *,
     known: Callable[Concatenate[Any, P], R | None] | None = None,
+    check: Callable[..., None] | None = None,
 ) -> Pair[P, R]: ...
-def asked(native: Any, convert: Any = None, *, known: Any = None) -> Any:
+def asked(native: Any, convert: Any = None, *, known: Any = None, check: Any = None) -> Any:
     """Return a method that blocks and its `_async` twin, which take what a native method takes.
 
     Args:
         native: the native method.
         convert: makes the result of its result.
         known: see `blocking`.
+        check: gets the arguments first, and raises an error for those that the native method
+            would take.
     """
     if convert is None:
-        return _asked(native, None, None, known)
+        return _asked(native, None, None, known, check)
 
     def make(_: object, found: Any) -> Any:
         return convert(found)
 
-    return _asked(native, make, _named(convert), known)
+    return _asked(native, make, _named(convert), known, check)
 
 
 def owned[N, **P, T, R](
-    native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]], convert: Callable[[Any, T], R]
+    native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]],
+    convert: Callable[[Any, T], R],
+    *,
+    check: Callable[..., None] | None = None,
 ) -> Pair[P, R]:
     """Return a pair as `asked` does, where the result needs the handle that was asked as well."""
-    made: Pair[P, R] = _asked(native, convert, _named(convert), None)
+    made: Pair[P, R] = _asked(native, convert, _named(convert), None, check)
     return made
 
 
-def _asked(native: Any, make: Any, returned: str | None, known: Any) -> Any:
+def _asked(native: Any, make: Any, returned: str | None, known: Any, check: Any) -> Any:
     @functools.wraps(native)
     async def work(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if check is not None:
+            check(*args, **kwargs)
         found = await self.handle.ask(_question(native, args, kwargs))
         return found if make is None else make(self.handle, found)
 
@@ -162,7 +181,14 @@ def iterated(native: Any, convert: Any = None, *, parts: Any = 1, ahead: bool = 
 
 def _question(native: Any, args: Any, kwargs: Any) -> Callable[[Any], Any]:
     """Return a question by the name of a method: forks override some."""
-    return lambda it: getattr(it, native.__name__)(*args, **kwargs)
+    given = [_converted(it) for it in args]
+    named = {name: _converted(it) for name, it in kwargs.items()}
+    return lambda it: getattr(it, native.__name__)(*given, **named)
+
+
+def _converted(argument: Any) -> Any:
+    convert = getattr(argument, "to_native", None)
+    return argument if convert is None else convert()
 
 
 def _twin(made: Any) -> Any:

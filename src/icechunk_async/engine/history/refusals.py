@@ -99,7 +99,8 @@ def refuse_main(name: str) -> None:
     """
     if name == MAIN:
         raise InvalidRefNameError(
-            f"The branch {MAIN!r} cannot be deleted: every repository has it. You can reset it."
+            f"The branch {MAIN!r} cannot be deleted: every repository has it. You can reset it.",
+            code="cannot-delete-main",
         )
 
 

@@ -1,4 +1,4 @@
-"""The places of virtual chunks: kinds of object stores, and containers."""
+"""The places of virtual chunks: kinds of object stores, containers, and references."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from icechunk_async.sync.official.variants import Items, Kinds, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from icechunk_async.sync.official.sections import S3Options
 
-__all__ = ["AnyObjectStoreConfig", "ObjectStoreConfig", "VirtualChunkContainer"]
+__all__ = ["AnyObjectStoreConfig", "ObjectStoreConfig", "VirtualChunkContainer", "VirtualChunkSpec"]
 
 
 def _veiled(options: Mapping[str, str] | None) -> str:
@@ -166,3 +167,37 @@ class VirtualChunkContainer(Displayed):
 
 
 _CONTAINER: Final = ("name", "url_prefix", "store")
+
+
+@public("virtual")
+@dataclass(frozen=True)
+class VirtualChunkSpec:
+    """One virtual chunk: its place in the array, and the place of its bytes.
+
+    Attributes:
+        index: the chunk's coordinates in the grid of chunks.
+        location: URL of the object, or `vcc://container/path`; `?`, `#` and `%` in the object's
+            key are percent-encoded.
+        offset: the first byte of the chunk in the object.
+        length: bytes of the chunk.
+        etag_checksum: reading fails if the object has another ETag.
+        last_updated_at_checksum: reading fails if the object was modified after this aware time.
+
+    Raises:
+        TypeError: the time has no zone.
+    """
+
+    index: list[int]
+    location: str
+    offset: int
+    length: int
+    etag_checksum: str | None = None
+    last_updated_at_checksum: datetime | None = None
+
+    def __post_init__(self) -> None:
+        limit = self.last_updated_at_checksum
+        if limit is not None and limit.tzinfo is None:
+            raise TypeError(
+                "VirtualChunkSpec(last_updated_at_checksum=...) has no time zone. Use an aware "
+                "time, such as datetime.now(UTC)."
+            )
