@@ -61,14 +61,17 @@ class ListsTheRoot(_Rearranged):
 
 @breaks("test_a_listing_shows_a_finished_put")
 class ListsWithDelay(Flawed):
-    """Shows an object when the next one is written."""
+    """Shows an object when the next one in its folder is written."""
 
-    _last: str | None = None
+    def __init__(self, inner: MemoryStorage) -> None:
+        """Begin without any."""
+        super().__init__(inner)
+        self._last: dict[str, str] = {}
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Remember what is not shown yet."""
         version = await self.inner.put(key, data, if_version=if_version)
-        self._last = key
+        self._last[key.rpartition("/")[0]] = key
         return version
 
     async def list_prefix(
@@ -78,7 +81,7 @@ class ListsWithDelay(Flawed):
         async for entry in self.inner.list_prefix(
             prefix, start_after=start_after, delimiter=delimiter
         ):
-            if _name(entry) != self._last:
+            if _name(entry) not in self._last.values():
                 yield entry
 
 

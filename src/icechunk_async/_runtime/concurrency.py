@@ -35,12 +35,14 @@ __all__ = [
     "AnyLoopLock",
     "Background",
     "Held",
+    "Outlasting",
     "SingleFlight",
     "bounded_map",
     "closing",
     "error_of_others",
     "first_of_two",
     "gather",
+    "start",
 ]
 
 _log = logging.getLogger(__name__)
@@ -73,6 +75,15 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]
             yield from _leaves(cast("BaseExceptionGroup[BaseException]", member))
         else:
             yield member
+
+
+def start[T](work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task on the running event loop; its first step is done before this returns.
+
+    So work that has to wait for nothing, as where a local disk has a file in memory, has ended by
+    then: without a turn of the loop, of which each takes as long as reading a small file.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
 
 
 async def bounded_map[T, R](
@@ -334,6 +345,53 @@ _held: Final[set[asyncio.Task[None]]] = set()
 """The tasks of what is held open."""
 
 
+class Outlasting:
+    """Calls that continue when their waiters are cancelled, until `settle`.
+
+    A server may carry out a request late, after its connection was closed half-way. Code that
+    removes what the request wrote must wait for its end first.
+    """
+
+    def __init__(self) -> None:
+        """Run nothing yet."""
+        self._tasks: dict[asyncio.Task[Any], str] = {}
+
+    async def run[T](self, name: str, call: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a call.
+
+        Raises:
+            What the call raised.
+
+        Cancellation: the call continues.
+        """
+        task = asyncio.get_running_loop().create_task(call)
+        self._tasks[task] = name
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            task.exception()  # mark as seen: nobody may wait for it any more
+
+    async def settle(self, seconds: float) -> tuple[str, ...]:
+        """Wait for the calls that still run; return the names of those that had to be cancelled.
+
+        Args:
+            seconds: the time to wait before they are cancelled.
+
+        Cancellation: the calls continue.
+        """
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        late = dict(self._tasks)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+        return tuple(sorted(late.values()))
+
+
 @dataclass(slots=True)
 class _Flight[V]:
     task: asyncio.Task[V]
@@ -344,6 +402,9 @@ class _Flight[V]:
 class SingleFlight[K, V]:
     """Joins concurrent loads of the same key into one, separately on each event loop."""
 
+    eager: bool = False
+    """Whether a load begins before others have a turn: one that need not wait joins nobody, and
+    costs no turn of the loop. Its result has to be kept, or the next would load it again."""
     _flights: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[K, _Flight[V]]] = field(
         default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[K, _Flight[V]]"]
     )
@@ -361,7 +422,11 @@ class SingleFlight[K, V]:
         flights = self._flights.setdefault(loop, {})
         flight = flights.get(key)
         if flight is None:
-            task: asyncio.Task[V] = loop.create_task(_as_coroutine(load))
+            task = (
+                start(_as_coroutine(load)) if self.eager else loop.create_task(_as_coroutine(load))
+            )
+            if task.done():
+                return task.result()
             flight = flights[key] = _Flight(task)
             task.add_done_callback(lambda done: _forget(flights, key, done))
         flight.waiters += 1

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["add", "is_installed", "is_listening", "record", "span", "tracer"]
 
 _SCOPE: Final = "icechunk_async"
-_APIS: Final = frozenset({"opentelemetry.metrics", "opentelemetry.trace"})
-_PROVIDERS: Final = frozenset({"OTEL_PYTHON_METER_PROVIDER", "OTEL_PYTHON_TRACER_PROVIDER"})
+_APIS: Final = ("opentelemetry.metrics", "opentelemetry.trace")
+_PROVIDERS: Final = ("OTEL_PYTHON_METER_PROVIDER", "OTEL_PYTHON_TRACER_PROVIDER")
 """Variables of the environment by which OpenTelemetry's API sets itself up."""
 _DESCRIPTIONS: Final = {
     "icechunk.storage.requests": ("{request}", "Requests to the storage, by operation and error."),
@@ -45,7 +45,9 @@ def is_installed() -> bool:
 
 def is_listening() -> bool:
     """Return whether OpenTelemetry was set up in this process, so that spans are worth making."""
-    if not _APIS.intersection(sys.modules) and not _PROVIDERS.intersection(os.environ):
+    # Looked up by name: there are thousands of modules, and each opening of a storage asks.
+    is_imported = any(it in sys.modules for it in _APIS)
+    if not is_imported and not any(it in os.environ for it in _PROVIDERS):
         return False  # nobody can have set it up; to import it to see that takes a while
     if not is_installed():
         return False

@@ -42,7 +42,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.storage import open_storage
+from icechunk_async.storage import BlockingStorage, open_storage
 from icechunk_async.storage.policies.cache import Cached, CacheOptions
 from icechunk_async.storage.policies.hedge import HedgePolicy
 from icechunk_async.storage.policies.limit import Budget
@@ -354,13 +354,13 @@ class Engine:
     async def _load_tip(self, branch: str | None, tag: str | None) -> Snapshot:
         """Load the snapshot of a ref as of now.
 
-        The one last seen there is fetched while the ref is read: usually it is still the one.
+        The one last seen there is fetched while the ref is read, where reads wait: usually it is
+        still the one.
         """
         guess = self.history.last_seen(branch or (None if tag else MAIN), tag)
-        if guess is None:
-            return await self.assets.snapshot(await self.resolve(branch, tag, None))
-        guessed = self.assets.known_snapshot(guess)
-        if guessed is not None:
+        guessed = None if guess is None else self.assets.known_snapshot(guess)
+        is_quick = isinstance(self.assets.backend, BlockingStorage)
+        if guess is None or guessed is not None or is_quick:
             target = await self.resolve(branch, tag, None)
         else:
             target, guessed = await gather(
@@ -462,6 +462,8 @@ async def open_location(request: Request) -> AsyncGenerator[Storage]:
 
 def early(request: Request, storage: Storage) -> Storage:
     """Return the storage for the first reads, before the stored settings are known."""
+    if isinstance(storage, BlockingStorage):
+        return storage
     settings = (request.config or RepositoryConfig()).effective_storage
     return with_retries(storage, policies_of(settings).retry)
 
@@ -621,8 +623,9 @@ async def _assemble(
 ) -> AsyncGenerator[Engine]:
     """Put the parts together; if nothing was found, create the repository first."""
     layout, view = (found.layout, found.view) if found is not None else _new(creation)
-    stored = found.config if found is not None else None
-    config = merge(stored or RepositoryConfig(), request.config or RepositoryConfig())
+    config = (found.config if found is not None else None) or RepositoryConfig()
+    if request.config is not None:
+        config = merge(config, request.config)
     budget = Budget(config.effective_max_concurrent_requests)
     policies = policies_of(config.effective_storage, request.hedge)
     limited = with_policies(storage, budget, policies, immutable=layout.names.is_written_once)

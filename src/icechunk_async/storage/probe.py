@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async._runtime.concurrency import Outlasting, bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     IcechunkError,
@@ -91,6 +91,7 @@ class Trial:
         self.storage = storage
         self.prefix = prefix
         self._written: set[str] = set()
+        self._writes = Outlasting()
         self.racing = anyio.Lock()
         """Held by the races of one kind: all of them at once would need twice the connections, and
         the writers of a race should not have to wait for one."""
@@ -100,6 +101,15 @@ class Trial:
         key = self.prefix + name
         self._written.add(key)
         return key
+
+    async def put(self, key: str, data: bytes, *, if_version: Expected = None) -> Version:
+        """Write an object, to the end even if that is cancelled.
+
+        The first broken promise ends the other trials, and a write that is cut off may still land
+        after the objects were removed.
+        """
+        write = self.storage.put(key, data, if_version=if_version)
+        return await self._writes.run(key, write)
 
     async def names(self, folder: str, *, start_after: str | None = None) -> list[str]:
         """List the names in a folder of the trial, relative to the folder."""
@@ -121,10 +131,12 @@ class Trial:
         """Remove everything; return the keys that could not be removed."""
         if not self._written:
             return ()
+        late = await self._writes.settle(_SETTLE_SECONDS)
         try:
-            return tuple(failure.key for failure in await self.storage.delete(self.written))
+            failures = await self.storage.delete(self.written)
         except IcechunkError:  # the failure of the trial itself says more
             return self.written
+        return tuple(sorted({*late, *(failure.key for failure in failures)}))
 
 
 async def read_after_write(trial: Trial) -> str:
@@ -137,7 +149,7 @@ async def _reads_what_it_wrote(trial: Trial, number: int) -> None:
     key = trial.key(f"read/{number}")
     for state in range(2):
         body = b"state %d" % state * 20
-        version = await trial.storage.put(key, body)
+        version = await trial.put(key, body)
         found, changed = await gather(
             trial.storage.get(key), trial.storage.get_if_changed(key, version)
         )
@@ -152,7 +164,7 @@ async def _reads_what_it_wrote(trial: Trial, number: int) -> None:
 async def ranges(trial: Trial) -> str:
     """Ranges behave like slices."""
     key, body = trial.key("ranges"), bytes(range(100))
-    await trial.storage.put(key, body)
+    await trial.put(key, body)
     asked: dict[ByteRange | SuffixRange, bytes] = {
         ByteRange(10, 20): body[10:20],
         ByteRange(90): body[90:],
@@ -173,8 +185,8 @@ async def ranges(trial: Trial) -> str:
 
 async def conditional_create(trial: Trial) -> str:
     """Of several creators exactly one lands."""
-    storage, key = trial.storage, trial.key("create/alone")
-    await storage.put(key, b"first", if_version=ABSENT)
+    key = trial.key("create/alone")
+    await trial.put(key, b"first", if_version=ABSENT)
 
     races = {trial.key(f"create/race-{number}"): ABSENT for number in range(_ROUNDS)}
     await gather(
@@ -189,9 +201,7 @@ async def conditional_update(trial: Trial) -> str:
 
     async def race() -> None:
         keys = [trial.key(f"update/race-{number}") for number in range(_ROUNDS)]
-        before = await bounded_map(
-            lambda key: trial.storage.put(key, b"before"), keys, limit=len(keys)
-        )
+        before = await bounded_map(lambda key: trial.put(key, b"before"), keys, limit=len(keys))
         await _race(trial, dict(zip(keys, before, strict=True)))
 
     await gather(_updates(trial), race())
@@ -200,16 +210,16 @@ async def conditional_update(trial: Trial) -> str:
 
 async def _updates(trial: Trial) -> None:
     """An update without competitors lands, and is refused if the object is in another state."""
-    storage, key, again = trial.storage, trial.key("update/alone"), trial.key("update/again")
-    old, other = await gather(storage.put(key, b"old"), storage.put(again, b"other"))
+    key, again = trial.key("update/alone"), trial.key("update/again")
+    old, other = await gather(trial.put(key, b"old"), trial.put(again, b"other"))
     missing = trial.key("update/never")
 
     async def land_twice() -> None:
-        newer = await storage.put(again, b"newer", if_version=other)
-        await storage.put(again, b"newest", if_version=newer)
+        newer = await trial.put(again, b"newer", if_version=other)
+        await trial.put(again, b"newest", if_version=newer)
 
     async def come_late() -> None:
-        await storage.put(key, b"newer", if_version=old)
+        await trial.put(key, b"newer", if_version=old)
         await _refused(trial, key, old, b"newer", "an update of an older version")
 
     await gather(
@@ -231,7 +241,7 @@ async def _refused(
 async def _turned_away(trial: Trial, key: str, expected: Expected, what: str) -> None:
     """Try a write that must be refused."""
     try:
-        await trial.storage.put(key, b"must not land", if_version=expected)
+        await trial.put(key, b"must not land", if_version=expected)
     except PreconditionFailedError:
         return
     raise BrokenPromiseError(f"{what} was not refused: the condition is ignored")
@@ -266,7 +276,7 @@ async def _compete(trial: Trial, races: Mapping[str, Version | Absent], key: str
 
     async def write(number: int) -> str:
         try:
-            await trial.storage.put(key, b"writer %d" % number, if_version=races[key])
+            await trial.put(key, b"writer %d" % number, if_version=races[key])
         except PreconditionFailedError:
             return "refused"
         except OutcomeUnknownError:
@@ -301,7 +311,7 @@ async def list_after_write(trial: Trial) -> str:
     """A listing shows what was just written, and not what was just deleted."""
     names = [f"{number}" for number in range(5)]
     await _fill(trial, "listed", names[:-1])
-    await trial.storage.put(trial.key(f"listed/{names[-1]}"), b"x")
+    await trial.put(trial.key(f"listed/{names[-1]}"), b"x")
     if await trial.names("listed/") != names:
         raise BrokenPromiseError("a listing does not show objects that were just written")
     await _delete(trial, ["listed/0"])
@@ -342,7 +352,7 @@ async def deletion(trial: Trial) -> str:
 
 async def _fill(trial: Trial, folder: str, names: Sequence[str]) -> None:
     await bounded_map(
-        lambda name: trial.storage.put(trial.key(f"{folder}/{name}"), b"x"), names, limit=len(names)
+        lambda name: trial.put(trial.key(f"{folder}/{name}"), b"x"), names, limit=len(names)
     )
 
 
@@ -356,7 +366,7 @@ async def times(trial: Trial) -> str:
     """The store's clock is that of this machine."""
     key = trial.key("times/now")
     before = clock.from_us(clock.now_us())
-    await trial.storage.put(key, b"x")
+    await trial.put(key, b"x")
     after = clock.from_us(clock.now_us())
     written = (await trial.storage.get(key)).last_modified
     if written is None:  # a store may tell only in listings
@@ -378,6 +388,8 @@ async def times(trial: Trial) -> str:
 _SECONDS: Final = 60.0
 _LEAST_SECONDS: Final = 10.0
 _CLEANUP_SECONDS: Final = 15.0
+_SETTLE_SECONDS: Final = 5.0
+"""The part of it to wait for writes that were cut off, before the objects are removed."""
 PROBE_PREFIX: Final = ".icechunk-probe-"
 """The prefix of the keys of every trial."""
 _RETRIES: Final = RetryPolicy(max_tries=5, initial_seconds=0.1, max_seconds=5.0)
@@ -494,14 +506,14 @@ class _Promise:
 async def _creates_on_condition(trial: Trial) -> str:
     """A creation where an object is, is refused."""
     key = trial.key("created")
-    await trial.storage.put(key, b"first", if_version=ABSENT)
+    await trial.put(key, b"first", if_version=ABSENT)
     await _turned_away(trial, key, ABSENT, "a creation where an object is")
     return "a creation where an object is, is refused"
 
 
 async def _updates_on_condition(trial: Trial) -> str:
     """An update lands on its version, and neither on another one nor where nothing is."""
-    put = trial.storage.put
+    put = trial.put
     key, other, missing = trial.key("updated"), trial.key("kept"), trial.key("never")
     # Of one length: versions made of lengths would be equal.
     version, _ = await gather(put(key, b"first"), put(other, b"other"))

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from icechunk_async._runtime.concurrency import (
     AnyLoopLock,
     Background,
+    Outlasting,
     SingleFlight,
     bounded_map,
     gather,
@@ -248,6 +249,45 @@ async def test_a_failed_load_fails_every_waiter_and_is_forgotten() -> None:
     assert await flights.run("a", fail_once) == 2
 
 
+@pytest.mark.parametrize("eager", [False, True])
+async def test_an_eager_load_that_need_not_wait_costs_no_turn_of_the_loop(*, eager: bool) -> None:
+    """Its result, or its error, is there at once."""
+    flights: SingleFlight[str, int] = SingleFlight(eager=eager)
+    others: list[str] = []
+    asyncio.get_running_loop().call_soon(others.append, "had a turn")
+
+    async def load() -> int:
+        return 1
+
+    async def fail() -> int:
+        raise OSError("damaged")
+
+    assert await flights.run("a", load) == 1
+    with pytest.raises(OSError, match="damaged"):
+        await flights.run("b", fail)
+    assert bool(others) is not eager
+
+
+async def test_eager_loads_that_wait_are_joined() -> None:
+    """As others are; the last waiter that leaves cancels the load."""
+    flights: SingleFlight[str, int] = SingleFlight(eager=True)
+    loads = _Loads()
+    waiters = [asyncio.ensure_future(flights.run("a", loads.load)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiters.pop().cancel()
+    await asyncio.sleep(0)
+    loads.gate.set()
+    assert await asyncio.gather(*waiters) == [1, 1]
+    assert (loads.count, loads.cancelled) == (1, 0)
+
+    loads = _Loads()
+    lonely = asyncio.ensure_future(flights.run("a", loads.load))
+    await asyncio.sleep(0)
+    lonely.cancel()
+    await asyncio.wait([lonely])
+    assert (loads.count, loads.cancelled) == (1, 1)
+
+
 def test_each_event_loop_has_its_own_flights() -> None:
     """A loop that ended leaves nothing that another would wait for."""
     flights: SingleFlight[str, int] = SingleFlight()
@@ -341,3 +381,45 @@ async def test_background_work_is_not_started_from_another_loop() -> None:
         background.start(work)
         await asyncio.sleep(0)
     assert begun == [1]
+
+
+async def test_a_call_outlasts_whoever_waits_for_it() -> None:
+    """It is waited for to settle, and cancelled, and named, if it takes too long."""
+    calls, gate, done = Outlasting(), anyio.Event(), list[str]()
+
+    async def write(name: str) -> str:
+        await gate.wait()
+        done.append(name)
+        return name
+
+    for name in ("first", "second"):
+        with anyio.move_on_after(0):
+            await calls.run(name, write(name))
+    assert not done
+    gate.set()
+    assert await calls.settle(60) == ()
+    assert sorted(done) == ["first", "second"]
+
+    assert await calls.run("third", write("third")) == "third"
+    with anyio.move_on_after(0):
+        await calls.run("fourth", anyio.sleep_forever())
+    assert await calls.settle(0.01) == ("fourth",)
+    assert await calls.settle(60) == ()
+
+
+async def test_a_call_that_outlasts_raises_to_whoever_waits() -> None:
+    """And to nobody else: not to the event loop."""
+    calls, told = Outlasting(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    async def fail() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await calls.run("seen", fail())
+    with anyio.move_on_after(0):
+        await calls.run("unseen", fail())
+    assert await calls.settle(60) == ()
+    gc.collect()
+    assert not told

@@ -7,9 +7,15 @@ import os
 import subprocess
 import sys
 from textwrap import dedent
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from icechunk_async._runtime import telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SET_UP = """
     import asyncio, json, logging, sys
@@ -205,6 +211,24 @@ def test_the_environment_sets_it_up_too(name: str, provider: str, *, listening: 
         env={**os.environ, name: provider},
     )
     assert done.stdout.split() == [str(listening), str(listening)]
+
+
+def test_whether_something_listens_is_looked_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opening of a storage asks, in processes of thousands of modules."""
+
+    class _Asked(dict[str, object]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("all were looked at")
+
+        keys = items = values = __iter__  # type: ignore[assignment]
+
+    monkeypatch.setattr(telemetry, "sys", SimpleNamespace(modules=_Asked()))
+    monkeypatch.setattr(telemetry, "os", SimpleNamespace(environ=_Asked()))
+    assert not telemetry.is_listening()
+    monkeypatch.setattr(telemetry, "is_installed", lambda: False)
+    for name in ("opentelemetry.metrics", "opentelemetry.trace"):
+        monkeypatch.setattr(telemetry, "sys", SimpleNamespace(modules=_Asked({name: None})))
+        assert not telemetry.is_listening()  # as it is not installed
 
 
 def test_what_the_engine_does_is_spans_too() -> None:

@@ -28,6 +28,7 @@ from icechunk_async.format.config import (
     S3Store,
     StorageSettings,
     VirtualChunkContainer,
+    codec,
     decode_config,
     encode_config,
     merge,
@@ -68,6 +69,41 @@ def test_every_key_is_written() -> None:
     assert encode_config(RepositoryConfig(), 1) == UNSET_YAML
     names = {spec.name for spec in fields(RepositoryConfig)}
     assert decode_flexbuffer(encode_config(RepositoryConfig(), 2)) == dict.fromkeys(names)
+
+
+@pytest.mark.parametrize("spec_version", [1, 2])
+def test_what_was_decoded_before_is_not_decoded_again(
+    spec_version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repositories are opened over and over; YAML takes longer than all else of opening one."""
+    decoded: list[int] = []
+    original = codec._decode
+
+    def noted(data: bytes, version: int) -> RepositoryConfig:
+        decoded.append(len(data))
+        return original(data, version)
+
+    monkeypatch.setattr(codec, "_decode", noted)
+    config = RepositoryConfig(previous_file=f"only in this test, {spec_version}")
+    data = encode_config(config, spec_version)
+    for buffer in (data, bytes(bytearray(data)), memoryview(data)):
+        assert decode_config(buffer, spec_version) == config
+    assert len(decoded) == 1
+    other = RepositoryConfig(previous_file=f"of equal length , {spec_version}")
+    assert decode_config(encode_config(other, spec_version), spec_version) == other
+    assert len(decoded) == 2
+
+
+@pytest.mark.parametrize("spec_version", [1, 2])
+def test_neither_long_nor_damaged_configurations_are_kept(spec_version: int) -> None:
+    """They take no memory, and damage is an error each time."""
+    codec._decode_or_recall.cache_clear()
+    long = RepositoryConfig(previous_file="x" * (1 << 14))
+    for _ in range(2):
+        assert decode_config(encode_config(long, spec_version), spec_version) == long
+        with pytest.raises(FormatError):
+            decode_config(b"[damaged", spec_version)
+    assert codec._decode_or_recall.cache_info().currsize == 0
 
 
 def test_the_yaml_has_the_official_layout() -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
-    from icechunk_async.storage import ListEntry
+    from icechunk_async.storage import ListEntry, Storage
 
 PROMISES = [
     *("conditional create", "conditional update", "read after write", "ranges"),
@@ -324,7 +324,7 @@ async def test_an_unusable_storage_raises() -> None:
             await probe_storage(Denied(plain))
 
 
-async def test_a_storage_that_hangs_is_given_up() -> None:
+def test_a_storage_that_hangs_is_given_up() -> None:
     """After the time that was given; what was not found out is unknown."""
 
     class Hangs(WrappedStorage):
@@ -332,11 +332,51 @@ async def test_a_storage_that_hangs_is_given_up() -> None:
             if operation == "put" and "create" in key:
                 await anyio.sleep_forever()
 
-    async with open_storage(memory_url()) as plain:
-        result = await probe_storage(Hangs(plain), timeout_seconds=0.5)
-        assert verdicts(result)["conditional create"] is Verdict.UNKNOWN
-        assert not result.is_safe
-        assert await objects(plain) == {}
+    async def scenario() -> None:
+        async with open_storage(memory_url()) as plain:
+            result = await probe_storage(Hangs(plain), timeout_seconds=0.5)
+            assert verdicts(result)["conditional create"] is Verdict.UNKNOWN
+            assert not result.is_safe
+            assert await objects(plain) == {}
+            # Writes that may still land are told.
+            assert {key.rpartition("/")[2] for key in result.left_behind} == {"alone"}
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(scenario())
+
+
+def test_a_write_that_was_cut_off_is_over_before_the_objects_are_removed() -> None:
+    """A server carries it out although its client is gone."""
+
+    class Careless(WrappedStorage):
+        def __init__(self, storage: Storage) -> None:
+            super().__init__(storage)
+            self.running = 0
+
+        async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+            self.running += 1
+            carried_out = asyncio.create_task(self.carry_out(key, data))
+            return await asyncio.shield(carried_out)
+
+        async def carry_out(self, key: str, data: Data) -> Version:
+            await anyio.sleep(2 if "race" in key else 1)
+            self.running -= 1
+            return await super().put(key, data)
+
+    async def scenario() -> None:
+        async with open_storage(memory_url()) as plain:
+            storage = Careless(plain)
+            result = await probe_storage(storage)
+            assert verdicts(result)["conditional create"] is Verdict.BROKEN
+            assert storage.running == 0
+            with anyio.move_on_after(1.5) as scope:
+                await probe_storage(storage)
+            assert scope.cancelled_caught
+            await anyio.sleep(10)
+            assert await objects(plain) == {}
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(scenario())
 
 
 async def test_a_cancelled_trial_leaves_nothing() -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from icechunk_async._runtime.blocking.tracebacks import Shortened, managed
+from icechunk_async._runtime.concurrency import start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -155,11 +156,13 @@ class _Call[T]:
         self._task: asyncio.Task[None] | None = None
         self.outcome = outcome
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = loop.create_task(self._do())
-        # A task that is cancelled before its first step never runs its code: its caller would
-        # wait for the outcome for ever.
-        self._task.add_done_callback(lambda _: self._give_up())
+    def start(self) -> None:
+        """Begin, on the loop.
+
+        The first step is done at once: a task that is cancelled before it never runs its code, and
+        its caller would wait for the outcome for ever.
+        """
+        self._task = start(self._do())
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -215,7 +218,7 @@ class _Portal:
         outcome: _Outcome[T] = _Outcome()
         call = _Call(work, outcome)
         try:
-            self._loop.call_soon_threadsafe(call.start, self._loop)
+            self._loop.call_soon_threadsafe(call.start)
             outcome.wait()
         except BaseException:  # Ctrl-C: the work must not continue unseen
             if not outcome.done():
@@ -228,7 +231,7 @@ class _Portal:
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         call = _Call(work, outcome)
         settled = asyncio.wrap_future(outcome)
-        self._loop.call_soon_threadsafe(call.start, self._loop)
+        self._loop.call_soon_threadsafe(call.start)
         try:
             # Shielded, or a cancellation here would mark the outcome as cancelled while the work
             # continues on its loop.

@@ -99,7 +99,7 @@ class Assets:
         self._bypass = bypass
         self._held: WeightedCache[ManifestId, HeldManifest] = WeightedCache(chunk_refs)
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
-        self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
+        self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight(eager=True)
         self.recent = recent or RecentFiles()
         self._chunk_refs = chunk_refs
 

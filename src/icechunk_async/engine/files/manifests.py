@@ -94,7 +94,7 @@ class ManifestFiles:
         self._codec = layout.manifests
         self._compression_level = compression_level
         self._cache = cache
-        self._flights: SingleFlight[object, Any] = SingleFlight()
+        self._flights: SingleFlight[object, Any] = SingleFlight(eager=True)
 
     async def get(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
         """Return a manifest, decoded.

@@ -15,6 +15,7 @@ import logging
 import re
 from dataclasses import fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.dataclasses import dataclass
@@ -86,6 +87,9 @@ _BOOLS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
 )
 _INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,30})|0o[0-7]{1,30}|0x[0-9a-fA-F]{1,30}")
 _MAX_U32: Final = 2**32 - 1
+_KEPT_BYTES: Final = 1 << 14
+"""Longer configurations are decoded each time. Usual ones have about a kilobyte, and YAML takes
+milliseconds: most of the time of opening a repository of version 1."""
 # Where the stored order is not that of the official constructors, which the classes keep.
 _FILE_ORDER: Final[dict[type[Section], tuple[str, ...]]] = {
     RepositoryConfig: (
@@ -156,11 +160,24 @@ def decode_config(data: bytes | memoryview, spec_version: int) -> RepositoryConf
     """Read the configuration from bytes that need not be trusted.
 
     Unknown keys are ignored and missing ones unset. Virtual chunk containers that cannot serve
-    are skipped with a warning in the log.
+    are skipped with a warning in the log, when this process first reads such bytes.
 
     Raises:
         FormatError: the bytes are damaged, or a value has a wrong type or is out of range.
+
+    Cost: none for the bytes of a configuration that was read a short time ago.
     """
+    if len(data) > _KEPT_BYTES:
+        return _decode(data, spec_version)
+    return _decode_or_recall(bytes(data), spec_version)
+
+
+@lru_cache(maxsize=16)
+def _decode_or_recall(data: bytes, spec_version: int) -> RepositoryConfig:
+    return _decode(data, spec_version)
+
+
+def _decode(data: bytes | memoryview, spec_version: int) -> RepositoryConfig:
     match spec_version:
         case 1:
             from icechunk_async.format.config.yaml import load_yaml  # noqa: PLC0415 -- slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, overload
 
 from icechunk_async._runtime.dataclasses import dataclass
@@ -140,15 +140,22 @@ class Section:
 
     def __post_init__(self) -> None:
         """Validate that the stored form can hold the values."""
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            kind = spec.metadata["kind"]
-            optional = spec.default is None
-            name = f"{type(self).__name__}.{spec.name}"
-            if not (kind.accepts(value) or (optional and value is None)):
-                _refuse(name, value, kind.allowed + ", or None" * optional)
+        cls: Any = type(self)
+        for name, kind, optional in _declared(cls):
+            value = getattr(self, name)
+            if value is None and optional:
+                continue
+            where = f"{cls.__name__}.{name}"
+            if not kind.accepts(value):
+                _refuse(where, value, kind.allowed + ", or None" * optional)
             if isinstance(value, str):
-                check_text(name, value)
+                check_text(where, value)
+
+
+@cache
+def _declared(cls: type[Any]) -> tuple[tuple[str, Integer | Instance, bool], ...]:
+    """Return name and kind of each field, and whether it may be None."""
+    return tuple((it.name, it.metadata["kind"], it.default is None) for it in fields(cls))
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> None:
@@ -214,11 +221,14 @@ def merge[S: Section](weaker: S, stronger: S) -> S:
     A field that is set in ``stronger`` wins, field by field down to the smallest section.
     Replaced as units: the preload section, the splitting section, the containers.
     """
-    merged: dict[str, Any] = {
-        spec.name: _merge_values(getattr(weaker, spec.name), getattr(stronger, spec.name))
-        for spec in fields(stronger)
-    }
-    return type(stronger)(**merged)
+    cls: Any = type(stronger)
+    merged: S = cls(
+        **{
+            name: _merge_values(getattr(weaker, name), getattr(stronger, name))
+            for name, _, _ in _declared(cls)
+        }
+    )
+    return merged
 
 
 def _merge_values(weak: object, strong: object) -> object:

@@ -55,6 +55,25 @@ def test_a_call_takes_few_steps_on_the_thread_that_waits() -> None:
     assert not {"Future.__init__", "Condition.__init__", "Condition.wait"} & set(calls)
 
 
+def test_a_call_that_need_not_wait_takes_one_turn_of_the_loop() -> None:
+    """It ends where it begins, and does not queue behind others once more."""
+    portal.run(asyncio.sleep(0))
+    order: list[str] = []
+
+    async def work() -> None:
+        order.append("work")
+
+    async def queue_both() -> None:
+        call.start()
+        order.append("next")
+        await asyncio.sleep(0)
+
+    call = portal._Call(work(), portal._Outcome[None]())
+    portal.run(queue_both())
+    assert order == ["work", "next"]
+    assert call.outcome.done()
+
+
 def test_an_interrupt_cancels_the_call() -> None:
     """Ctrl-C reaches the coroutine, and the caller."""
     forever = _Forever()
