@@ -34,7 +34,6 @@ from icechunk_async_local.versions import disk_time_us, modified_at_us
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
     from datetime import datetime
-    from pathlib import Path
 
     from icechunk_async.storage import (
         Capabilities,
@@ -121,15 +120,14 @@ async def open_local(
         read_only=read_only,
         follow_links=follow_links,
     )
-    root = root_of(url)
-    tree = Tree(root, follow_links=follow_links)
-    ledger = Ledger(tree, active=durability == "commit")
     options = _Options(single_machine, read_only, follow_links)
-    found = _seen_before(root, options)
+    found = _seen_before(url, options)
     if found is None:
+        tree = Tree(root_of(url), follow_links=follow_links)
         # One hop, to a thread of the loop's own: who finds all in memory needs none of the lanes'.
-        found = await asyncio.to_thread(_look, url, root, options)
-    abilities, capabilities, at_once = found.abilities, found.capabilities, found.at_once
+        found = await asyncio.to_thread(_look, url, tree, options)
+    tree, abilities, capabilities, at_once = found[:4]
+    ledger = Ledger(tree, active=durability == "commit")
     lanes = Lane("read", _THREADS), Lane("write", _THREADS)
     publisher = Publisher(tree, abilities, lock_timeout_seconds)
     files = Files(tree, ledger, publisher, capabilities)
@@ -410,7 +408,8 @@ class LocalStorage:
         self._readers.close()
         self._writers.close()
         try:
-            self._sync()
+            if self._files.ledger.used:
+                self._sync()
         finally:
             self._files.kept.close()
             self._files.ledger.close()
@@ -427,6 +426,7 @@ class _Options(NamedTuple):
 class _Findings(NamedTuple):
     """The results of looking at a directory."""
 
+    tree: Tree
     abilities: Abilities
     capabilities: Capabilities
     at_once: ReadsAtOnce
@@ -436,19 +436,19 @@ class _Findings(NamedTuple):
     """When it has to be looked at again, by the monotonic clock."""
 
 
-_seen: Final[dict[tuple[Path, _Options], _Findings]] = {}
+_seen: Final[dict[tuple[str, _Options], _Findings]] = {}
 _MAX_SEEN: Final = 256
 _SEEN_SECONDS: Final = 3600.0
 """Unfinished files of others are looked for once in that time."""
 
 
-def _seen_before(root: Path, options: _Options) -> _Findings | None:
+def _seen_before(url: str, options: _Options) -> _Findings | None:
     """Return the findings of a short time ago, if it is still the same directory.
 
     Nothing here waits for a disk: services open the same repository over and over, and a hop to a
     thread takes longer than the rest of opening the storage.
     """
-    found = _seen.get((root, options))
+    found = _seen.get((url, options))
     if found is None or time.monotonic() > found.until:
         return None
     fd = found.at_once.open_root()
@@ -465,7 +465,7 @@ def _identity(state: os.stat_result) -> tuple[int, int]:
     return state.st_dev, state.st_ino
 
 
-def _look(url: str, root: Path, options: _Options) -> _Findings:
+def _look(url: str, tree: Tree, options: _Options) -> _Findings:
     """Look at a directory; note the findings if they will be the same next time."""
     if not _OPENS_BELOW:
         raise UnsafeStorageError(
@@ -473,6 +473,7 @@ def _look(url: str, root: Path, options: _Options) -> _Findings:
             "keeps keys below the root. Use Linux, macOS or another POSIX system.",
             url=url,
         )
+    root = tree.root
     abilities, capabilities = probe(
         url, root, single_machine=options.single_machine, read_only=options.read_only
     )
@@ -485,11 +486,11 @@ def _look(url: str, root: Path, options: _Options) -> _Findings:
         with suppress(OSError):  # it is made by the first write
             identity = _identity(root.stat())
     until = time.monotonic() + _SEEN_SECONDS
-    found = _Findings(abilities, capabilities, at_once, identity, until)
+    found = _Findings(tree, abilities, capabilities, at_once, identity, until)
     if identity is not None:
         if len(_seen) >= _MAX_SEEN:
             _seen.clear()
-        _seen[root, options] = found
+        _seen[url, options] = found
     return found
 
 

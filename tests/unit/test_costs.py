@@ -105,6 +105,41 @@ async def test_blocking_read_takes_few_calls(store: IcechunkStore, key: str, mos
     assert len(calls) <= most, (len(calls), calls)
 
 
+@pytest.mark.parametrize(("spec_version", "most"), [(1, 1150), (2, 1250)])
+async def test_opening_again_for_one_chunk_takes_few_calls(
+    tmp_path: Path, spec_version: int, most: int
+) -> None:
+    """Nothing of the directory or the settings is looked at again, and nothing fetched ahead."""
+    if not ReadsAtOnce(tmp_path).active:
+        pytest.skip("only Linux on a local file system reads without waiting")
+    config = RepositoryConfig(inline_chunk_threshold_bytes=100)
+    url = tmp_path.as_uri()
+    async with Repository.create(url, config=config, spec_version=spec_version) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "time", (10,), (1,))  # a name of coordinates
+        await write(session, "time/c/1", b"x")
+        await session.commit("made")
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(turn)
+
+    async def read() -> None:
+        async with Repository.open(url) as repository:
+            store = (await repository.readonly_session("main")).store
+            assert await store.get("time/c/1", PROTOTYPE) is not None
+
+    await read()
+    turn()
+    with counted_calls() as calls:
+        await read()
+    assert turns == 1  # all is in memory, so that nothing waits
+    assert not {"root_of", "choose", "load_yaml", "decode_flexbuffer", "Ledger.sync"} & set(calls)
+    assert len(calls) <= most, (len(calls), calls)
+
+
 class _Refusing:
     """A lock that nobody may take."""
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast, runtime_checkable
 
@@ -374,14 +374,17 @@ class Engine:
         self, base: Snapshot, mode: SessionMode, *, deduplicate: bool = False
     ) -> Workspace:
         """Return the hierarchy of a new session, and start preloading its manifests."""
-        # Reading history, and changing refs, needs neither.
-        from icechunk_async.engine.files.preload import preload  # noqa: PLC0415
-        from icechunk_async.engine.tree.workspace import Workspace  # noqa: PLC0415
+        from icechunk_async.engine.tree.workspace import Workspace  # noqa: PLC0415 -- for sessions
 
-        if not self.assets.holds_all_of(base):
-            preloading = self.config.effective_manifest.effective_preload
+        wanted = self.config.effective_manifest
+        # Where reads hardly wait, choosing takes about as long as it could save: only on request.
+        is_quick = isinstance(self.assets.backend, BlockingStorage) and wanted.preload is None
+        if not is_quick and not self.assets.holds_all_of(base):
+            from icechunk_async.engine.files.preload import preload  # noqa: PLC0415 -- on use
+
             max_refs = self.config.effective_caching.effective_num_chunk_refs
-            self.background.start(lambda: preload(base, self.assets, preloading, max_refs))
+            work = partial(preload, base, self.assets, wanted.effective_preload, max_refs)
+            self.background.start(work)
         return Workspace(
             base,
             self.assets,

@@ -27,7 +27,7 @@ from icechunk_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
     from importlib.metadata import EntryPoint
 
@@ -157,7 +157,7 @@ async def open_storage(
         parameters = _parameters[backend] = inspect.signature(backend).parameters
     if "read_only" not in parameters:  # opening such a storage writes nothing anyway
         options.pop("read_only", None)
-    _check_options(parameters.values(), scheme, options)
+    _check_options(parameters, scheme, options)
     async with backend(url, **options) as storage:
         yield storage
 
@@ -243,14 +243,19 @@ def _load(scheme: str, url: str) -> OpenBackend:
 
 
 def _check_options(
-    parameters: Collection[inspect.Parameter], scheme: str, options: dict[str, object]
+    parameters: Mapping[str, inspect.Parameter], scheme: str, options: dict[str, object]
 ) -> None:
     """Raise the same error for an unknown option of any backend."""
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    unknown = sorted(set(options) - set(known))
+    unknown = sorted(
+        it
+        for it in options
+        if it not in parameters or parameters[it].kind is not inspect.Parameter.KEYWORD_ONLY
+    )
     if unknown:
+        kinds = {it.kind for it in parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            return
+        known = sorted(p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY)
         raise InvalidInputError(
             f"{scheme}:// storages have no option {', '.join(map(repr, unknown))}. "
             f"Options: {', '.join(known) or 'none'}.",

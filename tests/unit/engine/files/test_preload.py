@@ -37,7 +37,15 @@ from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage
-from tests.helpers import group_document, make_array, memory_url, objects, read, write
+from tests.helpers import (
+    counted_calls,
+    group_document,
+    make_array,
+    memory_url,
+    objects,
+    read,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -54,9 +62,9 @@ def _config(preload: ManifestPreloadConfig | None) -> RepositoryConfig:
     return RepositoryConfig(manifest=ManifestConfig(preload=preload, splitting=ONE_EACH))
 
 
-async def _prepared(url: str) -> None:
+async def _prepared(url: str, preload: ManifestPreloadConfig | None = NOTHING) -> None:
     """Make ``big`` of 6 chunks and ``time`` of 2; they share no manifest."""
-    async with Repository.create(url, config=_config(NOTHING)) as repository:
+    async with Repository.create(url, config=_config(preload)) as repository:
         for path, count in (("big", 6), ("time", 2)):
             session = await repository.writable_session("main")
             await write(session, "zarr.json", group_document())
@@ -140,6 +148,20 @@ def test_a_commit_of_this_process_is_preloaded_as_far_as_it_is_not_in_memory(
                 return _manifests(storage)
 
     assert run(scenario()) == fetched
+
+
+@pytest.mark.parametrize(("preload", "fetched"), [(None, False), (EVERYTHING, True)])
+async def test_where_reads_hardly_wait_only_what_is_asked_for_is_preloaded(
+    preload: ManifestPreloadConfig | None, *, fetched: bool
+) -> None:
+    """To choose takes about as long as it could save."""
+    url = memory_url()
+    await _prepared(url, preload)
+    async with Repository.open(url) as repository:
+        with counted_calls() as calls:
+            await repository.readonly_session("main")
+            await asyncio.sleep(0)
+        assert ("choose" in calls) is fetched
 
 
 def test_only_a_few_manifests_are_fetched_at_a_time() -> None:

@@ -69,7 +69,7 @@ from icechunk_async.format.layout import (
 )
 from icechunk_async.format.refs import decode_ref, encode_ref, encode_renewed_ref
 from icechunk_async.format.repo_info import SnapshotInfo
-from icechunk_async.storage import ABSENT, ByteRange, CommonPrefix
+from icechunk_async.storage import ABSENT, BlockingStorage, ByteRange, CommonPrefix
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -595,7 +595,13 @@ _LAYOUT: Final = BinaryLayout(1)
 
 
 async def _detect(storage: Storage) -> Callable[[], Found] | None:
-    main, config = await gather(read_if_there(storage, _MAIN_KEY), read_if_there(storage, CONFIG))
+    if isinstance(storage, BlockingStorage):  # reads hardly wait, and tasks would take longer
+        main = await read_if_there(storage, _MAIN_KEY)
+        config = None if main is None else await read_if_there(storage, CONFIG)
+    else:
+        main, config = await gather(
+            read_if_there(storage, _MAIN_KEY), read_if_there(storage, CONFIG)
+        )
     return None if main is None else partial(_read, main, config)
 
 
