@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.errors import (
     BranchNotFoundError,
     ConflictError,
     FormatError,
     IcechunkError,
+    InvalidInputError,
     InvalidURLError,
     MissingDriverError,
     NothingToCommitError,
@@ -21,6 +23,7 @@ from icechunk_async.errors import (
     TagDeletedError,
     UnknownSchemeError,
     UnsupportedSpecVersionError,
+    WrongTypeError,
 )
 from icechunk_async.storage import open_storage, registry
 from tests.helpers import make_array, memory_url, write
@@ -162,3 +165,68 @@ async def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MissingDriverError, match=r"'aiobotocore'.*pip install .*\[s3\]"):
         async with Repository.open("s3://bucket/data"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (None, "Nothing is there."),
+        ("zarr.json", "A plain Zarr hierarchy is there"),
+        ("chunks/0A", "What is there: 'chunks/'."),
+    ],
+)
+async def test_a_location_without_a_repository_says_what_is_there(
+    key: str | None, said: str
+) -> None:
+    """A misspelt path, a plain Zarr hierarchy and a wrong folder look alike otherwise."""
+    url = memory_url()
+    async with open_storage(url) as storage:
+        if key is not None:
+            await storage.put(key, b"{}")
+    with pytest.raises(RepositoryNotFoundError) as caught:
+        await Repository.open(url)
+    assert said in str(caught.value)
+    with pytest.raises(WrongTypeError, match="not by a NoneType"):
+        await Repository.open(cast("str", None))
+
+
+async def test_arguments_of_wrong_types_are_named_and_nothing_is_lost() -> None:
+    """A message, its metadata, a solver and an id, in each call that takes them."""
+    async with Repository.open(await _filled()) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/0", b"x")
+        publishing = (session.commit, session.amend, session.flush)
+        for message in (None, 5, b"text"):
+            for publish in publishing:
+                with pytest.raises(WrongTypeError, match="message of a commit is text, not a"):
+                    await publish(cast("str", message))
+        for metadata in ("by me", ["by"], 5):
+            for publish in publishing:
+                with pytest.raises(WrongTypeError, match="Metadata map names to JSON values"):
+                    await publish("text", cast("dict[str, str]", metadata))
+        for solver in ("ours", ConflictDetector):
+            with pytest.raises(WrongTypeError, match="BasicConflictSolver"):
+                await session.commit("text", rebase_with=cast("ConflictDetector", solver))
+            with pytest.raises(WrongTypeError, match="BasicConflictSolver"):
+                await session.rebase(cast("ConflictDetector", solver))
+        for snapshot_id in (None, 5):
+            with pytest.raises(WrongTypeError, match=r"not a .*lookup_branch"):
+                await repository.create_tag("v1", cast("str", snapshot_id))
+        with pytest.raises(InvalidInputError, match=r"'main' is not .*lookup_branch"):
+            await repository.create_tag("v1", "main")
+        await session.commit("all of it is still there")
+        assert session.snapshot_id == await repository.lookup_branch("main")
+
+
+async def test_a_merge_refuses_what_is_no_solver() -> None:
+    """The class in place of one of its objects is the most common mistake."""
+    async with Repository.open(await _filled()) as repository:
+        await repository.create_branch("dev", await repository.lookup_branch("main"))
+        for branch in ("main", "dev"):
+            session = await repository.writable_session(branch)
+            await write(session, "a/c/0", branch.encode())
+            await session.commit(f"on {branch}")
+        with pytest.raises(WrongTypeError, match="not ConflictDetector"):
+            await repository.merge("dev", solver=cast("ConflictDetector", ConflictDetector))
+        with pytest.raises(WrongTypeError, match="message of a commit is text, not a int"):
+            await repository.revert("main", message=cast("str", 5))

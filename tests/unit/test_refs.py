@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from icechunk_async.errors import (
     TagExistsError,
     TagNotFoundError,
     UnsupportedBySpecError,
+    WrongTypeError,
 )
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
 from icechunk_async.format.operations_log import (
@@ -91,6 +92,14 @@ async def test_bad_refs_change_nothing(filled: Repository, spec: int) -> None:
         for name in ("a/b", "", ".hidden", "räume", "two words"):
             with pytest.raises(InvalidRefNameError, match="letters, digits"):
                 await filled.create_branch(name, tip)
+    else:
+        for name in ("", " ", "v1\n", " v1", "\ud800"):
+            for create in (filled.create_branch, filled.create_tag):
+                with pytest.raises(InvalidRefNameError, match="one or more characters"):
+                    await create(name, tip)
+        for given in (None, 5, b"v1"):
+            with pytest.raises(WrongTypeError, match="is text, not a"):
+                await filled.create_tag(cast("str", given), tip)
     assert await filled.list_branches() == {"main"}
     assert await filled.list_tags() == set()
 

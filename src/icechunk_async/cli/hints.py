@@ -76,6 +76,7 @@ _PHRASES: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]] = 
     (r" \('session\.collected_chunks' names them\)", ""),
     (r"Rebase the session \(rebase_with=\.\.\.\), or begin a new one", "Run the command again"),
     (r"Ask for the net changes, net=True", "'icechunk-async diff' shows the net changes"),
+    (r" ?Repository\.lookup_branch and lookup_tag return .*? leads to\.", ""),
     (r", or call open_url of .*? in code that blocks", ""),
 )
 

@@ -41,7 +41,7 @@ from icechunk_async.errors import (
     WrongTypeError,
 )
 from icechunk_async.format.config import RepositoryConfig, merge
-from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
 from icechunk_async.storage import BlockingStorage, open_storage
 from icechunk_async.storage.policies.cache import Cached, CacheOptions
 from icechunk_async.storage.policies.hedge import HedgePolicy
@@ -285,7 +285,7 @@ class Engine:
                 raise await self._of_other_kind(error, tag) from None
         if snapshot_id is not None:
             try:
-                return as_snapshot_id(snapshot_id)
+                return _as_id(snapshot_id)
             except InvalidInputError as error:
                 raise await self._of_other_kind(error, str(snapshot_id)) from None
         name = branch if branch is not None else default or ""
@@ -398,8 +398,27 @@ class Engine:
 
 
 def as_snapshot_id(given: SnapshotId | str) -> SnapshotId:
-    """Return a snapshot id, parsed if it is text."""
-    return given if isinstance(given, SnapshotId) else SnapshotId.parse(given)
+    """Return a snapshot id, parsed if it is text.
+
+    Raises:
+        InvalidInputError: it is no id; a `WrongTypeError` if it is neither text nor an id.
+    """
+    try:
+        return _as_id(given)
+    except InvalidInputError as error:
+        advice = "Repository.lookup_branch and lookup_tag return the id that a name leads to."
+        raise type(error)(f"{error.message} {advice}", **error.context) from None
+
+
+def _as_id(given: SnapshotId | str) -> SnapshotId:
+    if isinstance(given, SnapshotId):
+        return given
+    if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers may
+        raise WrongTypeError(
+            f"A snapshot id is a SnapshotId or a text such as '{INITIAL_SNAPSHOT_ID}', not a "
+            f"{type(given).__name__}."
+        )
+    return SnapshotId.parse(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +536,7 @@ async def open_engine(
     async with open_location(request) as storage:
         found = await _find_or_check(request, storage, creation, or_open=or_open)
         if found is None and creation is None:
-            raise opening.missing(storage)
+            raise await opening.missing(storage)
         async with (
             _with_files(request, storage, found) as place,
             _assemble(request, place, found, creation) as engine,
@@ -616,7 +635,7 @@ async def find_at(request: Request, *, required: bool = False) -> Found | None:
     async with open_location(request) as storage:
         found = await opening.find_expected(early(request, storage))
         if found is None and required:
-            raise opening.missing(storage)
+            raise await opening.missing(storage)
         return found
 
 

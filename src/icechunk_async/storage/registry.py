@@ -24,6 +24,7 @@ from icechunk_async.errors import (
     InvalidURLError,
     MissingDriverError,
     UnknownSchemeError,
+    WrongTypeError,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +90,13 @@ def normalize_url(location: str | os.PathLike[str]) -> str:
 
     Raises:
         InvalidURLError: it is empty, or has one slash after another scheme, such as ``dbfs:/data``.
+        WrongTypeError: it is neither text nor a path object.
     """
+    if not isinstance(location, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise WrongTypeError(
+            f"A storage is named by a text, which is a URL or path, or by a path object, not by a "
+            f"{type(location).__name__}."
+        )
     text = os.fspath(location)
     if not text:
         raise InvalidURLError(

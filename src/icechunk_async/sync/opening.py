@@ -78,7 +78,13 @@ def given_storage(
                 f"storage_options go with a path or a URL; this {type(storage).__name__} has its "
                 "own. Give them where it is made, such as Storage.from_url(url, **options)."
             )
-    return storage if isinstance(storage, Storage) else Storage.from_storage(storage)
+        if isinstance(storage, Storage):
+            return storage
+        if not hasattr(storage, "description"):
+            raise WrongTypeError(
+                f"A repository is at a path, a URL or a Storage, not a {type(storage).__name__}."
+            )
+    return Storage.from_storage(storage)
 
 
 def _described(storage: Storage) -> Storage:

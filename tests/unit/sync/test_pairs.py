@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from icechunk_async._runtime.blocking.pairs import asked, awaited, iterated, owned, twin_of
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.session import Session as AsyncSession
-from icechunk_async.sync import ForkSession, IcechunkStore, Repository, Session, in_memory_storage
+from icechunk_async.sync import (
+    ConflictDetector,
+    ForkSession,
+    IcechunkStore,
+    InvalidInputError,
+    Repository,
+    Session,
+    in_memory_storage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sized
@@ -50,6 +58,22 @@ def test_both_methods_of_a_pair_have_one_text_and_one_signature(cls: type) -> No
         else:
             assert str(also_taken) == str(taken)
             assert inspect.iscoroutinefunction(methods[twin])
+
+
+def test_wrong_arguments_are_those_of_the_method_that_was_called() -> None:
+    """Python names the function: not the twin, and not one that looks in memory first."""
+    with Repository.create(in_memory_storage()) as repository:
+        wrong: Any = repository
+        with pytest.raises(TypeError, match=r"Repository\.create_tag\(\) missing 1 required"):
+            wrong.create_tag("v1")
+        with pytest.raises(TypeError, match=r"Repository\.diff\(\) takes 1 positional"):
+            wrong.diff("v1", "main")
+        for open_it in (Repository.open, Repository.exists):
+            with pytest.raises(InvalidInputError, match=r"a path, a URL or a Storage, not a None"):
+                open_it(cast("str", None))
+        for pack in (ConflictDetector, "ours"):
+            with pytest.raises(InvalidInputError, match="object with a method 'solve'"):
+                wrong.writable_session("main").commit("text", rebase_with=pack)
 
 
 @pytest.mark.parametrize(

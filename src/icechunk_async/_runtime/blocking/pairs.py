@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Concatenate, overload
+from typing import TYPE_CHECKING, Any, Concatenate, cast, overload
 
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.portal import run, run_async
@@ -238,4 +238,8 @@ def blocking[**P, T](
 
     method.__name__ = method.__name__.removesuffix("_async")
     method.__qualname__ = method.__qualname__.removesuffix("_async")
+    # Python names the function that was given the wrong arguments: that is what was called.
+    for inner in (work, known):
+        if inner is not None:
+            cast("Any", inner).__qualname__ = method.__qualname__
     return method

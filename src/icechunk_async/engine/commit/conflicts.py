@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
+from icechunk_async.errors import WrongTypeError
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.manifest.refs import Coordinates
 from icechunk_async.format.paths import check_path
@@ -42,6 +43,7 @@ __all__ = [
     "Side",
     "TouchedBy",
     "VersionSelection",
+    "check_solver",
 ]
 
 
@@ -170,6 +172,16 @@ class ConflictSolver(Protocol):
         Cancellation: the rebase ends where it is; see ``Session.rebase``.
         """
         ...
+
+
+def check_solver(given: object) -> None:
+    """Raise `WrongTypeError` unless it is a solver, before a commit depends on it."""
+    if isinstance(given, type) or not callable(getattr(given, "solve", None)):
+        shown = given.__name__ if isinstance(given, type) else f"{given!r:.100}"
+        raise WrongTypeError(
+            f"A conflict solver is an object with a method 'solve', such as BasicConflictSolver() "
+            f"or ConflictDetector(), not {shown}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

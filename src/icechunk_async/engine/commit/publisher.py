@@ -15,7 +15,7 @@ from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ChangeSet
-from icechunk_async.engine.commit.conflicts import ConflictDetector
+from icechunk_async.engine.commit.conflicts import ConflictDetector, check_solver
 from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests
 from icechunk_async.engine.commit.guard import SessionGuard
 from icechunk_async.engine.commit.inputs import Inputs
@@ -47,6 +47,8 @@ from icechunk_async.errors import (
     StorageUnavailableError,
 )
 from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.json.metadata import check_metadata
+from icechunk_async.format.json.values import check_text
 from icechunk_async.format.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -168,6 +170,9 @@ class Publisher:
         unchanged: Collection[str] = (),
     ) -> SnapshotId:
         """Publish the changes as a new snapshot on the branch; see `Session.commit`."""
+        _check_description(message, metadata)
+        if rebase_with is not None:
+            check_solver(rebase_with)
         wanted = _Wanted(
             message,
             metadata,
@@ -339,6 +344,7 @@ class Publisher:
         allow_empty: bool = False,
     ) -> SnapshotId:
         """Replace the tip by a snapshot with the changes on top; see `Session.amend`."""
+        _check_description(message, metadata)
         unsupported = not self._history.capabilities.amend  # which is said before all else
         with self._publishing("amend", allow_empty=allow_empty or unsupported) as branch:
             self._history.capabilities.require("amend")
@@ -374,6 +380,7 @@ class Publisher:
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
         """Publish a snapshot that no branch holds; see `Session.flush`."""
+        _check_description(message, metadata)
         with self._publishing("flush", allow_empty=True):
             base_id = self.workspace.base.id
             return await self._draft_and_publish(
@@ -417,6 +424,7 @@ class Publisher:
 
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the changes on top of newer commits; see `Session.rebase`."""
+        check_solver(solver)
         with self.exclusively() as branch:
             await rebase(self.workspace, self._history, branch, solver)
 
@@ -730,3 +738,10 @@ class Publisher:
                     workspace.closed = Closed.PUBLISHED
                 else:
                     workspace.closed = Closed.IN_DOUBT if self._doubtful else None
+
+
+def _check_description(message: str, metadata: Mapping[str, JSON] | None) -> None:
+    """Raise `InvalidInputError` if they cannot describe a snapshot, before any is stored."""
+    check_text(message, "The message of a commit")
+    if metadata is not None:
+        check_metadata(metadata)

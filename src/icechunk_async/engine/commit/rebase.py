@@ -21,6 +21,7 @@ from icechunk_async.engine.commit.conflicts import (
     PreparingSolver,
     Resolution,
     Side,
+    check_solver,
 )
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.tree.workspace import Workspace
@@ -143,6 +144,7 @@ class Settlement:
         """
         if not conflicts:
             return []
+        check_solver(solver)
         base, snapshot = self._home.base, self._snapshot
         clash = Clash(
             tuple(conflicts),

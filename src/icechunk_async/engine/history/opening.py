@@ -13,6 +13,7 @@ from icechunk_async.engine.history.repo_info.history import REPO_INFO_WAY
 from icechunk_async.engine.history.way import Creating
 from icechunk_async.errors import (
     FormatError,
+    IcechunkError,
     InvalidInputError,
     RepositoryExistsError,
     RepositoryNotFoundError,
@@ -46,6 +47,11 @@ __all__ = [
 # The first that recognises a repository wins: refs beside a repo info are left over from a
 # migration (spec, "Detecting the version").
 WAYS: Final[tuple[Way, ...]] = (REPO_INFO_WAY, REF_FILES_WAY)
+
+_OF_ZARR: Final = frozenset({"zarr.json", ".zgroup", ".zarray"})
+_LOOKED_AT: Final = 1000
+"""Names in a list of what is there instead of a repository: one page of most storages."""
+_SHOWN: Final = 4
 
 
 def other_ways() -> tuple[Way, ...]:
@@ -140,15 +146,44 @@ async def damaged_way(storage: Storage) -> Way:
     return REPO_INFO_WAY
 
 
-def missing(storage: Storage) -> RepositoryNotFoundError:
-    """Return the error for a storage without a repository."""
+async def missing(storage: Storage) -> RepositoryNotFoundError:
+    """Return the error for a storage without a repository, which says what is there instead.
+
+    Cost: one request for a list, where the storage has lists.
+    """
     url = storage.description.url
     markers = " nor ".join(repr(way.marker) for way in (*WAYS, *other_ways()))
+    there = await _what_is_there(storage)
     return RepositoryNotFoundError(
-        f"There is no Icechunk repository at {url!r}: it has neither {markers}. Check the "
+        f"There is no Icechunk repository at {url!r}: it has neither {markers}.{there} Check the "
         "location, or create one with Repository.create.",
         url=url,
     )
+
+
+async def _what_is_there(storage: Storage) -> str:
+    """Return a sentence about what lies in a storage; nothing if that cannot be told."""
+    names: list[str] = []
+    try:
+        if not storage.capabilities.listing:
+            return ""
+        entries = storage.list_prefix(delimiter="/")
+        async with closing(entries):
+            async for entry in entries:
+                names.append(entry.key if isinstance(entry, ObjectInfo) else entry.prefix)
+                if len(names) == _LOOKED_AT:
+                    break
+    except IcechunkError:  # who may read may not always list
+        return ""
+    if not names:
+        return " Nothing is there."
+    if _OF_ZARR.intersection(names):
+        return (
+            " A plain Zarr hierarchy is there: Zarr opens it without this library, and a session "
+            "of a repository elsewhere takes a copy of it."
+        )
+    more = " and more" if len(names) > _SHOWN else ""
+    return f" What is there: {', '.join(map(repr, names[:_SHOWN]))}{more}."
 
 
 async def check_empty(storage: Storage) -> None:

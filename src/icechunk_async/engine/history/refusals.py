@@ -16,7 +16,9 @@ from icechunk_async.errors import (
     TagDeletedError,
     TagExistsError,
     TagNotFoundError,
+    WrongTypeError,
 )
+from icechunk_async.format.json.values import utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +32,7 @@ __all__ = [
     "branch_exists",
     "branch_moved",
     "branch_not_reset",
+    "check_new_name",
     "config_changed",
     "migrated_meanwhile",
     "no_branch",
@@ -82,6 +85,27 @@ def source_is_gone(source: SnapshotId) -> SnapshotNotFoundError:
         "Move them again in a new session, and expire no snapshot that an open session began at.",
         snapshot_id=str(source),
     )
+
+
+def check_new_name(name: str) -> None:
+    """Refuse a name for a branch or tag that is a mistake: nothing, or a line read from a file.
+
+    Other writers create such names, and they are read like any other.
+
+    Raises:
+        InvalidRefNameError: it is one.
+        WrongTypeError: it is no text.
+    """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers may
+        raise WrongTypeError(
+            f"The name of a branch or tag is text, not a {type(name).__name__}: {name!r:.100}"
+        )
+    if not name or name != name.strip() or utf8(name) is None:
+        raise InvalidRefNameError(
+            f"{name!r:.100} cannot name a branch or tag: use one or more characters, and no space "
+            "or newline at the beginning or end.",
+            name=name,
+        )
 
 
 def branch_exists(name: str) -> BranchExistsError:

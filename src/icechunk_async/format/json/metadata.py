@@ -6,6 +6,7 @@ repository: a migrated repository has both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async.errors import (
@@ -19,7 +20,7 @@ from icechunk_async.format.json.flexbuffers import decode_flexbuffer
 from icechunk_async.format.json.values import JSON, checked_json, utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.flatbuffers.reading import Tables
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JSON",
+    "check_metadata",
     "decode_items",
     "decode_value",
     "encode_items",
@@ -88,6 +90,15 @@ def decode_value(data: bytes | memoryview, spec_version: int) -> JSON:
             )
 
 
+def check_metadata(given: object) -> None:
+    """Raise `WrongTypeError` unless it is a mapping; `encode_items` checks what is in it."""
+    if not isinstance(given, Mapping):
+        raise WrongTypeError(
+            "Metadata map names to JSON values, such as {'source': 'ERA5'}; this "
+            f"{type(given).__name__} does not: {given!r:.100}"
+        )
+
+
 def encode_items(metadata: Mapping[str, JSON], spec_version: int) -> list[tuple[str, bytes]]:
     """Write a metadata map item by item, in the order of the UTF-8 bytes of the names.
 
@@ -95,6 +106,7 @@ def encode_items(metadata: Mapping[str, JSON], spec_version: int) -> list[tuple[
         InvalidInputError: a name is no text, or a value is not JSON; a `WrongTypeError` if its
             type is to blame.
     """
+    check_metadata(metadata)
     items: list[tuple[str, bytes]] = []
     given: Mapping[object, JSON] = cast("Any", metadata)
     for name, value in given.items():

@@ -97,8 +97,10 @@ def check_text(text: str, name: str) -> None:
         name: its name in the message of the error, such as ``The message``.
 
     Raises:
-        InvalidInputError: it has lone surrogates.
+        InvalidInputError: it has lone surrogates; a `WrongTypeError` if it is no text.
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers may
+        raise WrongTypeError(f"{name} is text, not a {type(text).__name__}: {text!r:.100}")
     if utf8(text) is None:
         raise InvalidInputError(
             f"{name} {text!r:.100} has lone surrogates, which have no UTF-8 form."

@@ -64,7 +64,8 @@ def to_native(value: object) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(to_native, cast("list[object]", value)))
     convert: Callable[[], object] | None = getattr(value, "to_native", None)
-    return value if convert is None else convert()
+    # A class, where one of its objects is meant, is refused by whom it is given to.
+    return value if convert is None or isinstance(value, type) else convert()
 
 
 def from_native(value: object) -> Any:

@@ -22,6 +22,7 @@ from icechunk_async.engine.history.refusals import (
     branch_exists,
     branch_moved,
     branch_not_reset,
+    check_new_name,
     config_changed,
     no_branch,
     no_snapshot,
@@ -262,6 +263,7 @@ def find_tag(tags: Mapping[str, SnapshotId], name: str) -> SnapshotId:
 
 def create_branch(name: str, snapshot_id: SnapshotId) -> Edit:
     """Return the edit that adds a branch."""
+    check_new_name(name)
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         if name in info.branches:
@@ -307,6 +309,7 @@ def delete_branch(name: str) -> Edit:
 
 def create_tag(name: str, snapshot_id: SnapshotId) -> Edit:
     """Return the edit that adds a tag."""
+    check_new_name(name)
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         check_feature(info, _CREATE_TAG)

@@ -238,7 +238,7 @@ async def _begin(job: _Job) -> MigrationReport:
 async def _plan(job: _Job, files: RefFiles) -> RepoInfo:
     """Return the repo info of a repository of version 1."""
     if MAIN not in files.branches:
-        raise opening.missing(job.storage)
+        raise await opening.missing(job.storage)
     config = _new_config(await read_if_there(job.storage, CONFIG))
     refs = files.refs
     tips = {*refs.branches.values(), *refs.tags.values()}
