@@ -23,7 +23,7 @@ from icechunk_async.format.snapshot import Node
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
     from icechunk_async.format.snapshot import ArrayData, Nodes
 
-__all__ = ["ArrayChanges", "ChangeSet", "Deleted", "WorkingTree"]
+__all__ = ["ArrayChanges", "ChangeSet", "Deleted", "WorkingTree", "settle_together"]
 
 
 _REVISIONS: Final = count(1)
 _MAX_SINGLES: Final = 4096
 """The most single changes kept: an object for each takes ten times the memory of a row, and
 what is in columns already is not left to the commit."""
+_FEWEST_TOGETHER: Final = 4
+"""Arrays whose changes become columns together; of fewer it takes longer than one by one."""
 
 
 class ArrayChanges:
@@ -159,6 +161,15 @@ class ArrayChanges:
         self.revision = next(_REVISIONS)
         self.journal = None
 
+    @property
+    def singles(self) -> dict[Coordinates, ChunkRef | None]:
+        """The changes that are not in columns yet, if no others are; not to be changed."""
+        return {} if self._blocks else self._singles
+
+    def settle(self, columns: ChunkRefs) -> None:
+        """Take the `singles` as columns, which somebody made of them."""
+        self._singles, self._blocks = {}, [columns]
+
     def _settle(self) -> None:
         """Turn single changes into a block, so that a newer block can follow."""
         if self._singles:
@@ -170,6 +181,26 @@ class ArrayChanges:
         while self._blocks and len(self._blocks[-1]) <= len(block):
             block = ChunkRefs.concat([self._blocks.pop(), block]).sort()
         self._blocks.append(block)
+
+
+def settle_together(changes: Iterable[ArrayChanges]) -> None:
+    """Turn the single changes of many arrays into columns, for all of them at once.
+
+    Cost: a fifth of what `ArrayChanges.columns` takes for each array by itself.
+    """
+    by_rank: dict[int, list[ArrayChanges]] = {}
+    for it in changes:
+        if it.singles:
+            by_rank.setdefault(it.rank, []).append(it)
+    for rank, alike in by_rank.items():
+        if len(alike) < _FEWEST_TOGETHER:
+            continue
+        from icechunk_async.format.manifest.several import Several  # noqa: PLC0415 -- on use
+
+        columns = Several.from_mappings(rank, [it.singles for it in alike])
+        if columns is not None:
+            for it, refs in zip(alike, columns.divided(), strict=True):
+                it.settle(refs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +274,7 @@ class ChangeSet:
 
     def log(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return the transaction log of these changes (spec, "Transaction logs")."""
+        settle_together(self.chunks.values())
         nodes = self.new.values()
         updated = self.updated.values()
         deleted = self.deleted.items()

@@ -17,7 +17,12 @@ import numpy as np
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
-from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, WorkingTree
+from icechunk_async.engine.changes.change_set import (
+    ArrayChanges,
+    ChangeSet,
+    WorkingTree,
+    settle_together,
+)
 from icechunk_async.engine.changes.splitting import plan_manifests, split_sizes
 from icechunk_async.engine.commit.shared import (
     MOST_REFS,
@@ -177,6 +182,7 @@ class Flusher:
         an earlier call for the same changes on the same base are not made again.
         """
         changed = tree.changed_arrays()
+        settle_together(tree.changes.chunks.values())
         try:
             written = await bounded_map(
                 lambda node: self._write(node, base, tree), changed, limit=_CONCURRENT_MANIFESTS

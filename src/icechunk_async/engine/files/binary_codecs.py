@@ -96,6 +96,8 @@ class _Pieces:
 
 
 _PIECES: Final = _Pieces()
+_SEVERAL: Final = 4
+"""Arrays whose references are written together; of fewer it is quicker one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,7 @@ class _Manifests:
         level: int,
         dictionary: LocationDictionary | None,
     ) -> bytes:
-        from icechunk_async.format.manifest.few import encode_few  # noqa: PLC0415 -- loaded when it is used
-
-        payload = encode_few(manifest_id, arrays)
+        payload = _encoded_small(manifest_id, arrays)
         if payload is None:
             payload = encode_manifest(manifest_id, arrays, location_dictionary=dictionary)
         if any(refs.has_cut_seconds for refs in arrays.values()):  # such a file is not seekable
@@ -144,6 +144,24 @@ class _Manifests:
         level: int,
     ) -> PatchedManifest | None:
         return patch_manifest(data, ids, node_id, changed, self.spec_version, level=level)
+
+
+def _encoded_small(
+    manifest_id: ManifestId, arrays: Mapping[NodeId, ChunkRefs]
+) -> memoryview | None:
+    """Return the FlatBuffer of a manifest of few references, or of several small arrays; else None.
+
+    What makes it is loaded when it is used.
+    """
+    if len(arrays) >= _SEVERAL:
+        from icechunk_async.format.manifest.several import encode_several  # noqa: PLC0415
+
+        found = encode_several(manifest_id, arrays)
+        if found is not None:
+            return found
+    from icechunk_async.format.manifest.few import encode_few  # noqa: PLC0415
+
+    return encode_few(manifest_id, arrays)
 
 
 @dataclass(frozen=True, slots=True)

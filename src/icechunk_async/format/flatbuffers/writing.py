@@ -43,6 +43,8 @@ _LARGE_BYTES: Final = 1 << 22
 """From this size on NumPy requests large pages."""
 _FEW_ROWS: Final = 8
 """Up to this many tables are written one by one in less time than by columns."""
+_PIECES_OF_A_SIZE: Final = 20
+"""Pieces of one size from which on it pays to copy them together."""
 BLOCK: Final = 1 << 13
 """Records filled in at a time, field by field, so that they stay in the processor's cache."""
 
@@ -166,9 +168,18 @@ def copy_pieces(
     starts: Positions,
     sizes: Positions,
 ) -> None:
-    """Copy pieces of one buffer to places in another: all pieces of one size at a time."""
+    """Copy pieces of one buffer to places in another: all pieces of one size at a time.
+
+    One by one if most sizes are different.
+    """
     order = np.argsort(sizes, kind="stable")
     different, first = np.unique(sizes[order], return_index=True)
+    if len(different) > 2 and _PIECES_OF_A_SIZE * len(different) > len(sizes):
+        to, of = memoryview(target), memoryview(source)
+        places_of = zip(places.tolist(), starts.tolist(), sizes.tolist(), strict=True)
+        for place, start, size in places_of:
+            to[place : place + size] = of[start : start + size]
+        return
     for size, rows in zip(different.tolist(), np.split(order, first)[1:], strict=True):
         if size > 0:
             put_rows(target, places[rows], copy_of_rows(source, starts[rows], size))

@@ -15,17 +15,25 @@ from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest.refs import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.refs import ChunkRefs
 
-__all__ = ["encode_few"]
+__all__ = [
+    "MOST",
+    "MOST_INLINE",
+    "Record",
+    "encode_few",
+    "first_place",
+    "head",
+    "record_of",
+]
 
 _FEW: Final = 100
 """One by one is quicker up to some 140 references of an array, and by far for a dozen."""
-_MOST: Final = 1 << 12
-_MOST_INLINE: Final = 1 << 20
+MOST: Final = 1 << 12
+MOST_INLINE: Final = 1 << 20
 """References and inline bytes of all arrays, far below what a file may hold."""
 
 _HEAD: Final = Struct("<I4s6H4HI12sII")
@@ -43,10 +51,11 @@ _ID_BYTES: Final = ChunkId.size_bytes
 _WRITTEN: Final = frozenset((_INLINE, _NATIVE))
 
 
-class _Record:
+class Record:
     """How references of one kind are stored: each is a table and its ``index`` vector."""
 
-    def __init__(self, form: str, slots: dict[int, int], end: int, rank: int) -> None:
+    def __init__(self, kind: int, form: str, slots: dict[int, int], end: int, rank: int) -> None:
+        self.kind = kind
         whole = end + 4 + 4 * rank
         self.size = whole + -whole % 8
         self.vtable = vtable(slots, end)
@@ -60,12 +69,13 @@ class _Record:
 
 
 @lru_cache(maxsize=64)
-def _record(kind: int, rank: int, *, has_offset: bool) -> _Record:
+def record_of(kind: int, rank: int, *, has_offset: bool) -> Record:
+    """Return how inline or native references are stored; the latter with an offset or without."""
     if kind == _INLINE:
-        return _Record("I", {0: 4, 1: 8}, 12, rank)
+        return Record(kind, "I", {0: 4, 1: 8}, 12, rank)
     if has_offset:
-        return _Record("QQ12s", {0: 4, 2: 8, 3: 16, 4: 24}, 36, rank)
-    return _Record("Q12s", {0: 4, 3: 8, 4: 16}, 28, rank)
+        return Record(kind, "QQ12s", {0: 4, 2: 8, 3: 16, 4: 24}, 36, rank)
+    return Record(kind, "Q12s", {0: 4, 3: 8, 4: 16}, 28, rank)
 
 
 def encode_few(identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]) -> memoryview | None:
@@ -77,31 +87,45 @@ def encode_few(identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]) -> me
     """
     nodes = sorted(arrays)
     found = [arrays[node] for node in nodes]
-    if sum(map(len, found)) > min(_MOST, _FEW * len(nodes)):
+    if sum(map(len, found)) > min(MOST, _FEW * len(nodes)):
         return None
-    if sum(len(refs.inline) for refs in found) > _MOST_INLINE:
+    if sum(len(refs.inline) for refs in found) > MOST_INLINE:
         return None
     kinds: list[list[int]] = [refs.kinds.tolist() for refs in found]
     if not all(map(_WRITTEN.issuperset, kinds)):
         return None
     if any(refs.chunk_ids.shape[1] != _ID_BYTES for refs in found):
         return None  # of another layout, which the other way refuses
+    at = first_place(len(nodes))
+    places: list[int] = []
+    blocks: list[bytes | memoryview] = []
+    for refs, theirs in zip(found, kinds, strict=True):
+        places.append(at)
+        at = _append(blocks, refs, theirs, at)
+    return memoryview(b"".join((head(identifier, nodes, places), *blocks)))
+
+
+def first_place(num_arrays: int) -> int:
+    """Return where the references of the first array begin, right after the `head`."""
+    return _HEAD.size + 4 + (4 + _TABLE.size) * num_arrays
+
+
+def head(identifier: ManifestId, nodes: Sequence[NodeId], places: Sequence[int]) -> bytes:
+    """Return the bytes before the references, which begin at a place for each array."""
     entry = _HEAD.size + 4
     first = entry + 4 * len(nodes)
-    at = first + _TABLE.size * len(nodes)
-    entries: list[int] = []
-    tables: list[bytes] = []
-    blocks: list[bytes | memoryview] = []
-    for place, (node, refs) in enumerate(zip(nodes, found, strict=True)):
-        table = first + _TABLE.size * place
-        entries.append(table - entry - 4 * place)
-        tables.append(_TABLE.pack(table - _ARRAY_VTABLE, node, at - table - 12))
-        at = _append(blocks, refs, kinds[place], at)
+    stop = first_place(len(nodes))
     # Distances from where they stand: to the root; from it back to its vtable, to the arrays and to
     # no dictionary.
-    head = _HEAD.pack(28, IDENTIFIER, *_ROOT, *_ARRAY, 20, identifier, 8, 0)
+    root = _HEAD.pack(28, IDENTIFIER, *_ROOT, *_ARRAY, 20, identifier, 8, 0)
+    step = _TABLE.size - 4  # tables are longer than the entries that refer to them
+    entries = range(first - entry, first - entry + step * len(nodes), step)
     vector = Struct(f"<{len(nodes) + 1}I").pack(len(nodes), *entries)
-    return memoryview(b"".join((head, vector, *tables, *blocks)))
+    tables = [
+        _TABLE.pack(table - _ARRAY_VTABLE, node, place - table - 12)
+        for table, node, place in zip(range(first, stop, _TABLE.size), nodes, places, strict=True)
+    ]
+    return b"".join((root, vector, *tables))
 
 
 def _append(parts: list[bytes | memoryview], refs: ChunkRefs, kinds: list[int], start: int) -> int:
@@ -113,10 +137,10 @@ def _append(parts: list[bytes | memoryview], refs: ChunkRefs, kinds: list[int], 
     has_offset = any(offsets[row] for row in native)
     parts.append(b"")
     at = start + 4 + 4 * count
-    groups: list[tuple[int, list[int], _Record, int]] = []
+    groups: list[tuple[int, list[int], Record, int]] = []
     for kind, rows in ((_INLINE, inline), (_NATIVE, native)):
         if rows:
-            record = _record(kind, rank, has_offset=has_offset)
+            record = record_of(kind, rank, has_offset=has_offset)
             groups.append((kind, rows, record, at))
             at = record.first(at) + record.size * len(rows)
     entries = [0] * count

@@ -42,6 +42,7 @@ __all__ = [
     "NativeChunk",
     "VirtualChunk",
     "columns_of",
+    "constant",
     "disorder",
 ]
 
@@ -200,7 +201,7 @@ _INLINE, _NATIVE, _VIRTUAL = map(int, (Kind.INLINE, Kind.NATIVE, Kind.VIRTUAL))
 """Plain numbers, since each chunk that is read is compared with them."""
 
 
-def _constant(value: int, count: int, dtype: str) -> npt.NDArray[Any]:
+def constant(value: int, count: int, dtype: str) -> npt.NDArray[Any]:
     """Return a column of one value, which takes no memory."""
     return np.ndarray((count,), dtype, _constant_bytes(value, dtype), 0, (0,))
 
@@ -250,12 +251,12 @@ class ChunkRefs:
         """Make columns; those not given are constant."""
         count = len(coords)
         if isinstance(kinds, Kind):
-            kinds = _constant(kinds, count, "u1")
-        columns.setdefault("objects", _constant(0, count, "u4"))
-        columns.setdefault("offsets", _constant(0, count, "u8"))
-        columns.setdefault("lengths", _constant(0, count, "u8"))
-        columns.setdefault("etags", _constant(NO_ETAG, count, "i4"))
-        columns.setdefault("modified", _constant(0, count, "u4"))
+            kinds = constant(kinds, count, "u1")
+        columns.setdefault("objects", constant(0, count, "u4"))
+        columns.setdefault("offsets", constant(0, count, "u8"))
+        columns.setdefault("lengths", constant(0, count, "u8"))
+        columns.setdefault("etags", constant(NO_ETAG, count, "i4"))
+        columns.setdefault("modified", constant(0, count, "u4"))
         return cls(coords, kinds, **columns)
 
     @classmethod

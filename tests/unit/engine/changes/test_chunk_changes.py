@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from icechunk_async.engine.changes import change_set as chunk_changes
-from icechunk_async.engine.changes.change_set import ArrayChanges
+from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, settle_together
 from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk
-from tests.helpers import examples
+from tests.helpers import counted_calls, examples
+from tests.unit.format.samples import node_id, snapshot_id
 
 if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import ChunkRef
@@ -31,6 +32,19 @@ class ChangesMachine(RuleBasedStateMachine):
         self.changes = ArrayChanges(2)
         self.model: dict[tuple[int, ...], ChunkRef | None] = {}
         self.revisions = {0}
+
+    @rule()
+    def settle_with_others(self) -> None:
+        """Make columns of all that was set one by one, together with that of other arrays."""
+        others = [ArrayChanges(rank) for rank in (2, 2, 2, 2, 1)]
+        for number, it in enumerate(others[:-1]):
+            it.set((number, 0), InlineChunk(b"%d" % number))
+        settle_together([others[0], self.changes, *others[1:]])
+        for number, it in enumerate(others[:-1]):
+            assert not it.singles
+            assert it.find((number, 0)) == (True, InlineChunk(b"%d" % number))
+        assert others[-1].is_empty()
+        assert not self.changes.singles or self.changes.count() == len(self.changes.singles)
 
     @rule(coords=COORDS, ref=REFS)
     def set_one(self, coords: tuple[int, int], ref: ChunkRef | None) -> None:
@@ -134,3 +148,20 @@ def test_setting_no_chunks_changes_nothing() -> None:
     changes.set_many(ChunkRefs.empty(2))
     assert changes.is_empty()
     assert changes.revision == 0
+
+
+def test_columns_of_many_arrays_are_made_at_once() -> None:
+    """The log of a commit needs them; an array more costs no more than a few calls."""
+
+    def calls(arrays: int) -> int:
+        changes = ChangeSet()
+        for number in range(arrays):
+            it = changes.chunks[node_id(number)] = ArrayChanges(1)
+            for chunk in range(20):
+                it.set((chunk,), InlineChunk(b"x"))
+        with counted_calls() as made:
+            log = changes.log(snapshot_id(1))
+        assert {len(it) for it in log.updated_chunks.values()} == {20}
+        return len(made)
+
+    assert calls(60) - calls(10) < 50 * 13

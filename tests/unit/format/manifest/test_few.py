@@ -74,7 +74,7 @@ def test_files_are_those_that_columns_make(
     "refs",
     [
         ChunkRefs.from_mapping(1, {(it,): InlineChunk(b"") for it in range(2 * writing_few._FEW)}),
-        ChunkRefs.from_mapping(1, {(0,): InlineChunk(bytes(writing_few._MOST_INLINE + 1))}),
+        ChunkRefs.from_mapping(1, {(0,): InlineChunk(bytes(writing_few.MOST_INLINE + 1))}),
         ChunkRefs.from_mapping(1, {(0,): VirtualChunk("s3://bucket/key", 0, 1)}),
     ],
     ids=["many", "large", "virtual"],
