@@ -6,7 +6,7 @@ Spec, "Transaction logs". Chunk coordinates are columns: a commit may touch mill
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -39,6 +39,12 @@ __all__ = [
 ]
 
 _LIKE_THE_FIRST: Final = (2, 3, 4)
+_SMALL: Final = 512
+"""Chunks of an array up to which they are written together with those of others."""
+_TABLE_BYTES: Final = 20
+"""Of an array: the distance to its vtable, its id, that to its vector, and the vector's count."""
+_RECORD_BYTES: Final = 12
+"""Of a chunk, besides its entry in the vector and its coordinates."""
 _NO_IDS: Final[frozenset[NodeId]] = frozenset()
 # Slots of the six lists of node ids. Groups come first, but for those that were updated.
 _LISTS: Final = {
@@ -211,9 +217,8 @@ def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview
         slot: (layout.place_vector(len(getattr(log, name)), 8, 1), sorted(getattr(log, name)))
         for slot, name in _LISTS.items()
     }
-    nodes = sorted(log.updated_chunks)
-    vector = layout.place_vector(len(nodes), 4, 4)
-    blocks = [_ChunkBlock(layout, node, log.updated_chunks[node]) for node in nodes]
+    vector = layout.place_vector(len(log.updated_chunks), 4, 4)
+    chunks = _Chunks(layout, log.updated_chunks)
     moves = in_stored_order(log.moves)
     moves_at = layout.place_vector(len(moves), 4, 4)
     move_blocks = [_MoveBlock(layout, move) for move in moves]
@@ -228,9 +233,8 @@ def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview
         out.word(at, len(ids))
         out.put(at + 4, b"".join(ids))
     out.offset(root + 40, vector)
-    out.offset_vector(vector, np.array([block.table for block in blocks], np.int64))
-    for block in blocks:
-        block.fill(out, tables["node"][0], tables["chunk"][0])
+    out.offset_vector(vector, chunks.tables)
+    chunks.fill(out, tables["node"][0], tables["chunk"][0])
     out.offset(root + 44, moves_at)
     out.offset_vector(moves_at, np.array([block.table for block in move_blocks], np.int64))
     for move_block in move_blocks:
@@ -259,34 +263,77 @@ def _vtables(layout: Layout) -> dict[str, tuple[int, bytes]]:
     return {name: (layout.place(len(table), 2), table) for name, table in raw.items()}
 
 
-class _ChunkBlock:
-    """The touched chunks of one array: ChunkIndices tables, each with its coordinates."""
+class _Chunks:
+    """The touched chunks of all arrays: ChunkIndices tables, each with its coordinates."""
 
-    def __init__(self, layout: Layout, node: NodeId, coords: CoordinateColumns) -> None:
-        self.node, self.coords = node, coords
-        rank = coords.shape[1]
-        self.dtype = np.dtype(
-            [("vtable", "<i4"), ("offset", "<u4"), ("rank", "<u4"), ("coords", "<u4", (rank,))]
-        )
-        self.table = layout.place(16, 4)
-        self.vector = layout.place_vector(len(coords), 4, 4)
-        self.records = layout.place(len(coords) * self.dtype.itemsize, 4)
+    def __init__(self, layout: Layout, chunks: Mapping[NodeId, CoordinateColumns]) -> None:
+        self.nodes = sorted(chunks)
+        self.coords = [chunks[node] for node in self.nodes]
+        count = len(self.nodes)
+        self.counts = np.fromiter(map(len, self.coords), np.int64, count)
+        self.ranks = np.fromiter((it.shape[1] for it in self.coords), np.int64, count)
+        sizes = _TABLE_BYTES + self.counts * (4 + _RECORD_BYTES + 4 * self.ranks)
+        first = layout.place(int(sizes.sum()), 4)
+        self.tables: npt.NDArray[np.int64] = first + np.cumsum(sizes) - sizes
 
     def fill(self, out: Output, node_vtable: int, chunk_vtable: int) -> None:
-        out.table(self.table, node_vtable)
-        out.put(self.table + 4, self.node)
-        out.offset(self.table + 12, self.vector)
-        entries = out.offsets(self.vector, len(self.coords))
-        records = out.records(self.records, len(self.coords), self.dtype)
-        for first in range(0, len(records), BLOCK):
-            rows = slice(first, min(first + BLOCK, len(records)))
-            tables = self.records + np.arange(rows.start, rows.stop) * self.dtype.itemsize
+        """Write them; those of small arrays together."""
+        words = out.data[: len(out.data) & ~3].view("<u4")
+        at = self.tables >> 2
+        words[at] = self.tables - node_vtable
+        ids = np.frombuffer(b"".join(self.nodes), "<u4").reshape(-1, 2)
+        words[at + 1], words[at + 2] = ids[:, 0], ids[:, 1]
+        words[at + 3] = 4  # from the field to the vector right behind it
+        words[at + 4] = self.counts
+        # One by itself is quicker as if it were large.
+        small = (self.counts <= _SMALL) & (len(self.nodes) > 1)
+        for rank in np.unique(self.ranks[small]).tolist():
+            chosen = np.flatnonzero(small & (self.ranks == rank))
+            parts = np.cumsum(self.counts[chosen]) // BLOCK
+            for arrays in np.split(chosen, np.flatnonzero(np.diff(parts)) + 1):
+                self._fill_small(words, arrays, rank, chunk_vtable)
+        for array in np.flatnonzero(~small).tolist():
+            self._fill_large(out, array, chunk_vtable)
+
+    def _fill_small(
+        self, words: npt.NDArray[Any], arrays: npt.NDArray[np.intp], rank: int, chunk_vtable: int
+    ) -> None:
+        """Write the coordinates of arrays of one rank."""
+        counts = self.counts[arrays]
+        owners = np.repeat(np.arange(len(arrays)), counts)
+        numbers = np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
+        firsts = self.tables[arrays] + _TABLE_BYTES
+        entries = firsts[owners] + 4 * numbers
+        records = (firsts + 4 * counts)[owners] + (_RECORD_BYTES + 4 * rank) * numbers
+        words[entries >> 2] = records - entries
+        block = np.empty((len(owners), 3 + rank), np.uint32)
+        block[:, 0] = records - chunk_vtable
+        block[:, 1] = 4  # from the field to the vector right behind it
+        block[:, 2] = rank
+        chosen: list[int] = arrays.tolist()
+        block[:, 3:] = np.concatenate([self.coords[array] for array in chosen])
+        words[(records >> 2)[:, None] + np.arange(3 + rank)] = block
+
+    def _fill_large(self, out: Output, array: int, chunk_vtable: int) -> None:
+        """Write the coordinates of one array, some at a time."""
+        coords = self.coords[array]
+        count, rank = coords.shape
+        dtype = np.dtype(
+            [("vtable", "<i4"), ("offset", "<u4"), ("rank", "<u4"), ("coords", "<u4", (rank,))]
+        )
+        vector = int(self.tables[array]) + _TABLE_BYTES - 4
+        first = vector + 4 + 4 * count
+        entries = out.offsets(vector, count)
+        records = out.records(first, count, dtype)
+        for start in range(0, count, BLOCK):
+            rows = slice(start, min(start + BLOCK, count))
+            tables = first + np.arange(rows.start, rows.stop) * dtype.itemsize
             entries.put(rows, tables)
             record = records[rows]
             record["vtable"] = tables - chunk_vtable
-            record["offset"] = 4  # from the field to the vector right behind it
-            record["rank"] = self.coords.shape[1]
-            record["coords"] = self.coords[rows]
+            record["offset"] = 4
+            record["rank"] = rank
+            record["coords"] = coords[rows]
 
 
 class _MoveBlock:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format import transaction_log
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.flatbuffers.reading import Vectors
 from icechunk_async.format.transaction_log import (
@@ -21,6 +22,7 @@ from icechunk_async.format.transaction_log import (
     fitting_level,
     unique_coordinates,
 )
+from tests.helpers import counted_calls
 from tests.unit.format.samples import (
     NODE_IDS,
     PATHS,
@@ -378,3 +380,43 @@ def test_empty_lists_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     decode_transaction_log(encode_transaction_log(log, 2))
     assert read
     assert min(read) == 1
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        NODE_IDS,
+        st.integers(0, 3).flatmap(lambda rank: st.lists(coordinates(rank), unique=True)),
+        max_size=8,
+    ),
+    st.sampled_from([0, 2, 512]),
+    st.sampled_from([1, 7, 1 << 13]),
+)
+def test_small_arrays_are_written_as_large_ones_are(
+    touched: dict[NodeId, list[Coordinates]], small: int, block: int
+) -> None:
+    """Byte for byte, whatever their ranks, and however many are written at a time."""
+    coords = {
+        node: np.array(sorted(rows), np.uint32).reshape(len(rows), len(rows[0]) if rows else 2)
+        for node, rows in touched.items()
+    }
+    log = replace(EMPTY, updated_chunks=coords)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction_log, "_SMALL", -1)
+        expected = bytes(encode_transaction_log(log, 2))
+        patch.setattr(transaction_log, "_SMALL", small)
+        patch.setattr(transaction_log, "BLOCK", block)
+        assert bytes(encode_transaction_log(log, 2)) == expected
+
+
+def test_an_array_more_costs_no_call() -> None:
+    """A commit may touch a thousand small arrays."""
+
+    def calls(arrays: int) -> int:
+        coords = np.arange(20, dtype=np.uint32).reshape(-1, 1)
+        touched = {node_id(it): coords for it in range(arrays)}
+        with counted_calls() as made:
+            encode_transaction_log(replace(EMPTY, updated_chunks=touched), 2)
+        return len(made)
+
+    assert calls(100) - calls(10) <= 90  # to see its rank
