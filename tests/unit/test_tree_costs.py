@@ -61,7 +61,8 @@ class Counted:
 def counted_nodes() -> Generator[Counted]:
     """Note which nodes are decoded and encoded."""
     counted = Counted()
-    decode_one, decode_many, encode = table.decode_node, table.decode_nodes, writing._node
+    decode_one, decode_many = table.decode_node, table.decode_nodes
+    encode = writing._NodeWriter.node
 
     def one(row: Any, path: str) -> Node:
         counted.decoded.append(path)
@@ -71,14 +72,14 @@ def counted_nodes() -> Generator[Counted]:
         counted.decoded += paths
         return decode_many(tables, paths)
 
-    def encoded(node: Node, spec_version: int) -> Any:
+    def encoded(self: writing._NodeWriter, node: Node) -> Any:
         counted.encoded.append(node.path)
-        return encode(node, spec_version)
+        return encode(self, node)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "decode_node", one)
         patch.setattr(table, "decode_nodes", many)
-        patch.setattr(writing, "_node", encoded)
+        patch.setattr(writing._NodeWriter, "node", encoded)
         yield counted
 
 

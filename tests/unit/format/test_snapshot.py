@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from icechunk_async.format.snapshot import (
     encode_snapshot,
     with_parent,
 )
+from tests.helpers import counted_calls
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
 from tests.unit.format.wire import Table, root
 
@@ -267,3 +269,33 @@ def test_a_root_gets_no_parent() -> None:
     payload = encode_snapshot(Snapshot(SnapshotId.random(), None, 7, "root"), 1)
     with pytest.raises(FormatError, match="parent_id"):
         with_parent(payload, SnapshotId.random())
+
+
+@BOTH
+def test_what_arrays_have_in_common_is_made_once(spec: int) -> None:
+    """And is written for each of them, of whatever shape and with whatever manifests."""
+    names: list[tuple[str | None, ...] | None] = [None, ("x", None), ("x", "y")]
+    refs = [
+        ManifestRef(manifest_id(3), ((0, 2), (0, 3))),
+        ManifestRef(manifest_id(5), ((1, 2), (0, 3))),
+    ]
+    arrays = [
+        ArrayData((Dimension(length, 4), Dimension(7, 7)), name, tuple(refs[:count]))
+        for length in (10, 11)
+        for name in names
+        for count in (0, 1, 2)
+    ]
+    nodes = [
+        Node(node_id(number), f"/{number:03}", b"{}", arrays[number % len(arrays)])
+        for number in range(4 * len(arrays))
+    ]
+    whole = decoded(replace(SNAPSHOT, nodes=Nodes(nodes)), spec)
+    assert list(whole.nodes.values()) == nodes
+
+    def calls(count: int) -> int:
+        alike = Nodes([Node(node_id(it), f"/{it:03}", b"{}", arrays[2]) for it in range(count)])
+        with counted_calls() as made:
+            encode_snapshot(replace(SNAPSHOT, nodes=alike), spec)
+        return len(made)
+
+    assert calls(60) - calls(10) < 50 * 20

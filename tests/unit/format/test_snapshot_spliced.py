@@ -73,13 +73,13 @@ def again(payload: bytes, spec: int) -> Snapshot:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the paths of the nodes that are written anew."""
     paths: list[str] = []
-    write = writing._node
+    write = writing._NodeWriter.node
 
-    def noted(it: Node, spec_version: int) -> object:
+    def noted(self: writing._NodeWriter, it: Node) -> object:
         paths.append(it.path)
-        return write(it, spec_version)
+        return write(self, it)
 
-    monkeypatch.setattr(writing, "_node", noted)
+    monkeypatch.setattr(writing._NodeWriter, "node", noted)
     return paths
 
 

@@ -34,10 +34,12 @@ from icechunk_async.format.json.values import check_text
 from icechunk_async.format.snapshot.files import Files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.snapshot.files import FileColumns
-    from icechunk_async.format.snapshot.nodes import ArrayData, Node, Nodes
+    from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, Node, Nodes
     from icechunk_async.format.snapshot.table import NodeTable
 
 
@@ -111,7 +113,8 @@ def _nodes(nodes: Nodes, spec_version: int) -> Block | tuple[Long, int]:
             copied = _spliced(nodes, stored, spec_version)
             if copied is not None:
                 return copied
-    return vector([_node(node, spec_version) for node in nodes.values()])
+    writer = _NodeWriter(spec_version)
+    return vector([writer.node(node) for node in nodes.values()])
 
 
 def _spliced(nodes: Nodes, stored: NodeTable, spec_version: int) -> tuple[Long, int] | None:
@@ -127,9 +130,9 @@ def _spliced(nodes: Nodes, stored: NodeTable, spec_version: int) -> tuple[Long, 
     gone[list(nodes.covered.values())] = True
     if np.count_nonzero(~gone) < FEWEST_COPIED:
         return None
+    writer = _NodeWriter(spec_version)
     new = [
-        NewTable(bisect_left(index.paths, path), *_node(put[path], spec_version))
-        for path in sorted(put)
+        NewTable(bisect_left(index.paths, path), *writer.node(put[path])) for path in sorted(put)
     ]
     source = Source(stored.payload, stored.tables.positions, layout.spans)
     spliced: Spliced | None
@@ -141,45 +144,71 @@ def _spliced(nodes: Nodes, stored: NodeTable, spec_version: int) -> tuple[Long, 
     return None if spliced is None else long_vector(spliced.positions, spliced.parts)
 
 
-def _node(node: Node, spec_version: int) -> Block:
-    is_group = node.array is None
-    data = table(_GROUP_SHAPE) if node.array is None else _array(node, node.array, spec_version)
-    # The document is stored as Zarr gave it, byte for byte, as the official engine does. So equal
-    # documents stay equal, and setting one again is no change.
-    fields = (string(node.path), blob(node.user_data), 2 if is_group else 1, data)
-    return table(_NODE, bytes(node.id), *fields)
+class _NodeWriter:
+    """Builds nodes; of what many arrays have in common the bytes are made once."""
 
+    def __init__(self, spec_version: int) -> None:
+        self._spec_version = spec_version
+        self._arrays: dict[ArrayData, Block] = {}
+        """Arrays of one shape, whose references fill one box of one manifest, are the same."""
+        self._axes: dict[tuple[Dimension, ...], tuple[bytes, Block | None]] = {}
+        self._names: dict[tuple[str | None, ...], Block] = {}
 
-def _array(node: Node, array: ArrayData, spec_version: int) -> Block:
-    manifests = vector(
-        [
-            table(
-                _MANIFEST,
-                bytes(ref.manifest_id),
-                structs(b"".join(struct.pack("<II", *it) for it in ref.extents), 8),
-            )
-            for ref in array.manifests
-        ]
-    )
-    names = None
-    if array.dimension_names is not None:
-        names = vector(
-            [table(_NAME, None if name is None else string(name)) for name in array.dimension_names]
+    def node(self, node: Node) -> Block:
+        """Build a node."""
+        array = node.array
+        if array is None:
+            data = table(_GROUP_SHAPE)
+        else:
+            data = self._arrays.get(array) or self._array(node, array)
+        # The document is stored as Zarr gave it, byte for byte, as the official engine does. So
+        # equal documents stay equal, and setting one again is no change.
+        kind = 2 if array is None else 1
+        return table(_NODE, bytes(node.id), string(node.path), blob(node.user_data), kind, data)
+
+    def _array(self, node: Node, array: ArrayData) -> Block:
+        manifests = vector(
+            [
+                table(
+                    _MANIFEST,
+                    bytes(ref.manifest_id),
+                    structs(b"".join(struct.pack("<II", *it) for it in ref.extents), 8),
+                )
+                for ref in array.manifests
+            ]
         )
-    old, new = b"", None
+        names = None
+        if array.dimension_names is not None:
+            names = self._names.get(array.dimension_names)
+            if names is None:
+                names = self._names[array.dimension_names] = _names(array.dimension_names)
+        axes = self._axes.get(array.dimensions)
+        if axes is None:
+            axes = self._axes[array.dimensions] = _axes(node, array, self._spec_version)
+        old, new = axes
+        block = self._arrays[array] = table(_ARRAY_SHAPE, structs(old, 16), names, manifests, new)
+        return block
+
+
+def _names(names: Iterable[str | None]) -> Block:
+    """Build the names of an array's dimensions."""
+    return vector([table(_NAME, None if name is None else string(name)) for name in names])
+
+
+def _axes(node: Node, array: ArrayData, spec_version: int) -> tuple[bytes, Block | None]:
+    """Build an array's shape: the structs of spec 1, and the vector of spec 2."""
     if spec_version == 1:
-        old = b"".join(
-            struct.pack(
-                "<QQ", dim.array_length, _chunk_length(node, dim.array_length, dim.num_chunks)
-            )
-            for dim in array.dimensions
-        )
-    else:
-        _check_grid(node, array)
-        # Its presence, not its length, tells a reader that the array is described so: an array
-        # without axes has an empty list of either kind.
-        new = vector([table(_DIMENSION, it.array_length, it.num_chunks) for it in array.dimensions])
-    return table(_ARRAY_SHAPE, structs(old, 16), names, manifests, new)
+        lengths = [(it.array_length, it.num_chunks) for it in array.dimensions]
+        return b"".join(
+            struct.pack("<QQ", length, _chunk_length(node, length, chunks))
+            for length, chunks in lengths
+        ), None
+    _check_grid(node, array)
+    # Its presence, not its length, tells a reader that the array is described so: an array
+    # without axes has an empty list of either kind.
+    return b"", vector(
+        [table(_DIMENSION, it.array_length, it.num_chunks) for it in array.dimensions]
+    )
 
 
 def _chunk_length(node: Node, array_length: int, num_chunks: int) -> int:
