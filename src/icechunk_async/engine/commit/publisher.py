@@ -20,7 +20,7 @@ from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, wi
 from icechunk_async.engine.commit.guard import SessionGuard
 from icechunk_async.engine.commit.inputs import Inputs
 from icechunk_async.engine.commit.once import Record, newest_transactions, record_of, repeated
-from icechunk_async.engine.commit.rebase import rebase
+from icechunk_async.engine.commit.rebase import commits_after, rebase
 from icechunk_async.engine.commit.turns import RESERVED, Writers
 from icechunk_async.engine.history import (
     Amend,
@@ -283,26 +283,36 @@ class Publisher:
             The snapshot that makes another try needless, as `_find_landed`.
         """
         assert self.branch is not None
-        while True:
-            pause = turn.pause()
-            if pause == 0 and tip == self.workspace.base.id:
-                return None
-            if pause > 0:
-                await anyio.sleep(pause)
-                turn.begin()
-                tip = None  # what was seen before is old
-            # Before a solver is asked about a clash of these changes with themselves.
-            if landed := await self._find_landed(self.branch, once):
-                return landed
-            passed = await self._rebase(self.branch, solver, tip)
-            turn.rebased((it.id, it.metadata) for it in passed)
-            if passed:
-                telemetry.add("commit.rebases", 1)
-            elif pause > 0:
+        tip = await self._let_others_go_first(self.branch, turn, tip)
+        if tip == self.workspace.base.id:
+            return None
+        # Before a solver is asked about a clash of these changes with themselves.
+        if landed := await self._find_landed(self.branch, once):
+            return landed
+        passed = await self._rebase(self.branch, solver, tip)
+        turn.rebased((it.id, it.metadata) for it in passed)
+        if passed:
+            telemetry.add("commit.rebases", 1)
+        return None
+
+    async def _let_others_go_first(
+        self, branch: str, turn: Turn, tip: SnapshotId | None
+    ) -> SnapshotId | None:
+        """Pause while it is the turn of others; return the last seen tip, None to look again.
+
+        Their commits are only counted here, by what the history tells. Each would cost a snapshot
+        and a log, and only the last of them is a state to rebase onto.
+        """
+        while (pause := turn.pause()) > 0:
+            await anyio.sleep(pause)
+            turn.begin()
+            base_id = self.workspace.base.id
+            commits = await commits_after(self._history, branch, base_id, None)
+            tip = commits[-1].id if commits else base_id
+            if not turn.saw((it.id, it.metadata) for it in commits):
                 turn.nobody_came()
-            if pause == 0 or not passed:
-                return None
-            tip = self.workspace.base.id
+                break
+        return tip
 
     async def _rebase(
         self, branch: str, solver: ConflictSolver, tip: SnapshotId | None

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
 
-__all__ = ["Settlement", "describe", "rebase", "without_settled"]
+__all__ = ["Settlement", "commits_after", "describe", "rebase", "without_settled"]
 
 
 _CONCURRENT_CHUNKS: Final = 16
@@ -400,7 +400,7 @@ async def rebase(
     clash, the snapshots of all, and that of the commit before it, also at the same time.
     """
     with telemetry.span("rebase", branch=branch):
-        commits = await _commits_since(history, branch, workspace.base.id, tip)
+        commits = await commits_after(history, branch, workspace.base.id, tip)
         for some in batched(commits, _AT_ONCE):
             await _replay(workspace, some, solver)
         return commits
@@ -481,7 +481,7 @@ async def _why_not_part(history: History, base_id: SnapshotId) -> str:
     return "the branch was reset or its tip amended."
 
 
-async def _commits_since(
+async def commits_after(
     history: History, branch: str, base_id: SnapshotId, tip: SnapshotId | None
 ) -> list[SnapshotInfo]:
     """Return the commits of a branch after a snapshot, oldest first.

@@ -124,6 +124,7 @@ class Turn:
         self._place = place
         self.queued = queued
         """Whether other processes queue as well, so that none of them publishes meanwhile."""
+        self._over: set[SnapshotId] = set()
         self._overtaken = 0
         self._by_others = 0
         self._tried = False
@@ -143,15 +144,28 @@ class Turn:
             self._state.met.append(snapshot_id)
             self._state.courtesy.saw(_overtaken(properties))
 
-    def rebased(self, over: Iterable[tuple[SnapshotId, Mapping[str, JSON]]]) -> None:
-        """Note that the writer moved over commits, given by ids and properties."""
-        before = self._overtaken
-        for snapshot_id, properties in over:
+    def saw(self, commits: Iterable[tuple[SnapshotId, Mapping[str, JSON]]]) -> bool:
+        """Note commits that overtook the writer, given by ids and properties.
+
+        Returns:
+            Whether one of them was not noted before.
+        """
+        before = len(self._over)
+        for snapshot_id, properties in commits:
+            if snapshot_id in self._over:
+                continue
+            self._over.add(snapshot_id)
             self._overtaken += 1
             if snapshot_id not in self._state.published:
                 self._by_others += 1
                 self._note(snapshot_id, properties)
-        if self._overtaken > before:
+        return len(self._over) > before
+
+    def rebased(self, commits: Iterable[tuple[SnapshotId, Mapping[str, JSON]]]) -> None:
+        """Note that the writer moved over commits, given by ids and properties."""
+        passed = list(commits)
+        self.saw(passed)
+        if passed:
             self.rebases += 1
 
     def pause(self) -> float:

@@ -10,6 +10,7 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.backoff import Courtesy
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.errors import RebaseFailedError
 from icechunk_async.storage import open_storage
@@ -147,6 +148,44 @@ def test_a_writer_alone_makes_no_pause_for_nobody() -> None:
     overtaken, requests = run(_commit_again_and_again(1, 40, 2))
     assert overtaken == [0] * 40
     assert requests < 7.5
+
+
+async def _letting_others_go_first(spec: int) -> tuple[list[tuple[str, str]], Any]:
+    """Commit after three pauses in which others land; return the requests, and the note."""
+    url = memory_url()
+    await _prepared(url, spec, 4)
+    async with open_storage(url) as plain, Repository.open(plain) as others:
+        away = LatencyStorage(plain, seconds=1)
+        async with Repository.open(away) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/0", CHUNK)
+            away.forget()
+            async with asyncio.TaskGroup() as group:
+                commit = session.commit("late", rebase_with=ConflictDetector())
+                landing = group.create_task(commit)
+                for number in range(1, 4):
+                    await asyncio.sleep(20)
+                    other = await others.writable_session("main")
+                    await write(other, f"a/c/{number}", CHUNK)
+                    await other.commit(str(number))
+                    await asyncio.sleep(20)
+            info = await repository.lookup_snapshot(landing.result())
+            return list(away.log), info.metadata["__icechunk"]
+
+
+@pytest.mark.parametrize(("spec", "snapshots"), [(1, 3), (2, 1)])
+def test_a_writer_that_lets_others_go_first_rebases_once(
+    monkeypatch: pytest.MonkeyPatch, spec: int, snapshots: int
+) -> None:
+    """Commits that land during its pauses are counted; with format 1 the snapshots tell of it."""
+    pauses = iter([40.0, 40.0, 40.0])
+    monkeypatch.setattr(Courtesy, "pause", lambda *_, **__: next(pauses, 0.0))
+    requests, note = run(_letting_others_go_first(spec))
+    read = [key for operation, key in requests if operation == "get"]
+    assert len([key for key in read if key.startswith("snapshots/")]) == snapshots
+    assert len([key for key in read if key.startswith("transactions/")]) == 3
+    assert len([key for key in read if key.startswith("manifests/")]) == 1
+    assert note == {"rebase_attempts": 1, "overtaken_by": 3}
 
 
 async def _behind(commits: int, spec: int, *, creating: bool) -> tuple[float, list[str]]:
