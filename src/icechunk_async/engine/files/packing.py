@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Packing"]
 
 _MIB: Final = 1 << 20
+# A session may hold several such objects in memory at a time.
 _MAX_BYTES: Final = 1 << 30
 
 

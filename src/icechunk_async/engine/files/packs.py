@@ -154,6 +154,8 @@ class Packs:
         ref = None if self._waiting or self._open is None else self._open.append(data)
         if ref is not None:
             return ref, None
+        # A pack whose storing failed goes first: nothing that refers to it can be committed before,
+        # and it holds memory.
         if self._waiting:
             return None, self._waiting.pop()
         if limit is None or len(self._kept) < limit:
@@ -181,6 +183,7 @@ class Packs:
             if self._open is not None:
                 self._waiting.append(self._open)
                 self._open = None
+            # Those that others add from now on belong to changes after this call.
             wanted = set(self._kept)
 
         async def store_some(_: int) -> None:
@@ -193,6 +196,8 @@ class Packs:
                 wanted &= self._kept.keys()
                 if not wanted:
                     return
+                # The rest is being stored by writers; its end, also a failure, wakes us to look
+                # again.
                 mine = sum(pack.id in wanted for pack in self._waiting)
                 turn = None if mine else self._sleep()  # another task stores the rest
             if turn is not None:
@@ -221,6 +226,7 @@ class Packs:
             raise
         else:
             with self._lock:
+                # Only now: until the storage has it, its chunks are read from memory.
                 del self._kept[pack.id]
         finally:
             self._wake()

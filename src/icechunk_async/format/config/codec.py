@@ -81,10 +81,13 @@ __all__ = [
     "splitting_to_json",
 ]
 
+# The core schema of YAML 1.2, which the official engine reads by: "yes", "on" and 010 are not of
+# it.
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
     ("false", "False", "FALSE"), False
 )
+# Digits are limited, far beyond any field: of thousands of them int() would raise another error.
 _INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,30})|0o[0-7]{1,30}|0x[0-9a-fA-F]{1,30}")
 _MAX_U32: Final = 2**32 - 1
 _KEPT_BYTES: Final = 1 << 14
@@ -352,6 +355,7 @@ def _variant(raw: object, where: str) -> tuple[str, object]:
 
     Names are compared in snake case, since old files have them in camel case.
     """
+    # Text is a choice without a value, a map of one entry a choice with one.
     value: object = None
     if isinstance(raw, str):
         name = raw
@@ -390,6 +394,7 @@ def _preload(raw: object, where: str) -> ManifestPreloadCondition:
 def _num_refs(bounds: Mapping[str, object], where: str) -> ManifestPreloadCondition:
     lowest = _bound(bounds.get("from"), f"{where}.from", "excluded")
     end = _bound(bounds.get("to"), f"{where}.to", "included")
+    # "More than the largest count": no manifest has as many.
     if lowest is not None and lowest > _MAX_U32:
         return PreloadNever()
     return PreloadRefs(lowest, None if end is not None and end > _MAX_U32 else end)
@@ -489,6 +494,8 @@ def _containers(raw: object, where: str) -> tuple[VirtualChunkContainer, ...]:
     for place, item in enumerate(_map(raw, where).values()):
         try:
             container = _container(_map(item, where), where)
+        # As the official engine does: a container that this version cannot serve must not close the
+        # repository to those who read nothing from it.
         except (FormatError, InvalidConfigError) as error:
             _log.warning("%s: skipped entry %d: %s", where, place, error.message)
             continue
@@ -556,6 +563,8 @@ def section_document(section: Section) -> dict[str, Document]:
     document: dict[str, Document] = {}
     for name in _FILE_ORDER.get(type(section), kinds):
         value, kind = _value(getattr(section, name)), kinds[name]
+        # FlexBuffers tell signed numbers from unsigned ones, and the file is to be that of the
+        # official engine to the byte.
         if isinstance(value, int) and isinstance(kind, Integer) and kind.low < 0:
             value = SignedInt(value)
         document[name] = value

@@ -158,6 +158,8 @@ class PreloadName(ManifestPreloadCondition):
         return name is not None and search(self.regex, name)
 
 
+# Bounds have 32 bits because the counts in a snapshot's list of manifests have (spec, "Snapshot
+# files").
 @dataclass(frozen=True, slots=True)
 class PreloadRefs(ManifestPreloadCondition):
     """The number of references is in ``[from_refs, to_refs)``; None leaves a side open."""
@@ -248,6 +250,7 @@ _COORDINATE_NAMES: Final = (
 )
 
 DEFAULT_PRELOAD_CONDITION: Final = PreloadAll(
+    # The official default says "from 0 to 1000, both included"; the end is exclusive here.
     (PreloadAny(tuple(map(PreloadName, _COORDINATE_NAMES))), PreloadRefs(0, 1001))
 )
 """Arrays named like coordinates, with at most 1000 references: small and wanted by every reader."""
@@ -276,6 +279,8 @@ class ManifestPreloadConfig(Section):
     effective_max_arrays_to_scan = Effective(50)
 
 
+# The stored form holds the number of chunks in 32 bits. No axis has more chunks, so the largest
+# number stands for "the whole axis".
 _MAX_U32: Final = 2**32 - 1
 
 
@@ -405,6 +410,8 @@ class ManifestSplitDimCondition:
 
         def __post_init__(self) -> None:
             """Validate the index."""
+            # The official type is as wide as a pointer. An axis that no array has is legal, and
+            # matches none.
             check_integer("ManifestSplitDimCondition.Axis.axis", self.axis, 0, 2**64 - 1)
 
         def matches(self, axis: int, name: str | None) -> bool:

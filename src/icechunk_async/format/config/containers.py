@@ -75,6 +75,7 @@ class S3Options(Section):
     def __repr__(self) -> str:
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         if self.endpoint_url is not None:
+            # URLs may have a user and a password, and configurations are logged.
             values["endpoint_url"] = veiled_url(self.endpoint_url)
         return f"S3Options({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
@@ -83,6 +84,8 @@ class S3Options(Section):
 class InMemoryStore:
     """Memory of one process; cannot serve virtual chunks."""
 
+    # The spec has the kind, but its memory is that of the reader: no location could mean the
+    # same to two processes.
     schemes: ClassVar[frozenset[str]] = frozenset()
 
 
@@ -174,6 +177,7 @@ class HttpStore:
 
     def __post_init__(self) -> None:
         """Keep copies of both."""
+        # Both are one map in the stored form, with the headers under this key.
         if "headers" in self.options:
             raise InvalidConfigError(
                 "HttpStore.options has the key 'headers', which the stored form uses otherwise; "
@@ -247,6 +251,8 @@ class VirtualChunkContainer:
     def _check_prefix(self) -> None:
         prefix = self.url_prefix
         shown = f"is {veiled_url(prefix)!r:.128}"
+        # Without the slash s3://data would cover s3://database as well, and access to the one would
+        # open the other.
         if not prefix.endswith("/"):
             raise _bad("url_prefix", shown, "a URL that ends in '/'")
         if not prefix.isprintable():
@@ -271,6 +277,7 @@ class VirtualChunkContainer:
 def _texts(name: str, values: Mapping[str, str]) -> dict[str, str]:
     for key, value in values.items():
         check_text(f"a key of {name}", key)
+        # Keys of FlexBuffers end at a NUL: the rest would be lost, and two keys could become equal.
         if "\0" in key:
             raise InvalidConfigError(f"{name} has a key with NUL; allowed: text.", field=name)
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]

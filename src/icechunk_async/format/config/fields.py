@@ -67,12 +67,14 @@ def last_segment(path: str) -> str | None:
 
 def check_conditions(name: str, conditions: object, member: type) -> None:
     """Raise an error unless this is a tuple of conditions of limited depth."""
+    # A 0 is no condition, so what is no tuple fails the check below as well.
     level = list(cast("tuple[object, ...]", conditions)) if isinstance(conditions, tuple) else [0]
     if not all(isinstance(item, member) for item in level):
         raise InvalidConfigError(
             f"{name}.conditions holds something else; allowed: a tuple of {member.__name__}.",
             field=name,
         )
+    # Level by level: a recursive walk would itself overflow the stack on the nesting it looks for.
     for _ in range(MAX_CONDITION_DEPTH):
         level = [inner for item in level for inner in getattr(item, "conditions", ())]
         if not level:
@@ -98,6 +100,7 @@ class Integer:
 
     def accepts(self, value: object) -> bool:
         """Return whether the field can hold the value."""
+        # Not isinstance: True and False are integers of Python, and would be stored as 1 and 0.
         return type(value) is int and self.low <= value <= self.high
 
 
@@ -232,6 +235,7 @@ def merge[S: Section](weaker: S, stronger: S) -> S:
 
 
 def _merge_values(weak: object, strong: object) -> object:
+    # A field cannot be reset by merging: None is how both stored forms spell "not set here".
     if strong is None:
         return weak
     if isinstance(strong, Section) and isinstance(weak, Section) and not strong.merges_whole:

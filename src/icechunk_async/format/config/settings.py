@@ -47,6 +47,8 @@ _POSITIVE_U64: Final = optional_integer(1, 2**64 - 1)
 _I32: Final = optional_integer(-(2**31), 2**31 - 1)
 
 
+# The stored form has 8 bits for one level and 32 for the other, so files of other writers may hold
+# levels that zstd refuses.
 def _zstd_level(value: int) -> int:
     """Keep to the levels that zstd has; it takes 0 for its default, 3."""
     return min(max(value, -(2**17)), 22) or 3
@@ -255,6 +257,7 @@ class ManifestConfig(Section):
     effective_virtual_chunk_location_compression = Effective(
         ManifestVirtualChunkLocationCompressionConfig()
     )
+    # The official default is one after the other, which is the memory of one manifest.
     effective_max_concurrent_manifest_fetches_during_commit = Effective(1, at_least_one)
 
 

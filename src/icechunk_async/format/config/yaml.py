@@ -111,6 +111,7 @@ def _events(document: Document, tag: str | None) -> Iterator[yaml.Event]:
 
 
 def _scalar(value: Scalar, tag: str | None) -> yaml.Event:
+    # Quoted where another version of YAML could read something else, as the official engine does.
     style: str | None = None
     match value:
         case None:
@@ -147,6 +148,8 @@ class _Open:
         for key, value in zip(self.items[::2], self.items[1::2], strict=True):
             if not isinstance(key, str):
                 raise FormatError("the configuration has a key that is no text")
+            # YAML forbids it, PyYAML lets the last one win, and other parsers the first: engines
+            # would differ.
             if key in entries:
                 raise FormatError(
                     f"the configuration has the key {veiled_url(key)!r:.64} twice in one map"
@@ -174,6 +177,8 @@ class _Builder:
     def _take(self, event: yaml.Event) -> None:
         match event:
             case yaml.ScalarEvent():
+                # Raises here, and not when the text is used, for escapes such as "\ud800", which
+                # name half a character.
                 event.value.encode()
                 text = Plain(event.value) if event.style is None else event.value
                 self._count(1)

@@ -124,6 +124,8 @@ class StoredStrings:
 
     def distinct(self) -> tuple[npt.NDArray[np.uint32], Strings]:
         """Decode every different string once; return each index's string, and the strings."""
+        # Writers share strings in the file, so the place is a key that needs no bytes. The same
+        # bytes may be both text and a frame.
         places = self.raw.starts * 2 + self.compressed
         _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
         # Files that store a string anew for every chunk have most of them in runs.
@@ -171,7 +173,10 @@ class StoredStrings:
             raise FormatError(f"A location claims to be {declared} bytes long.")
         with self._lock:  # a zstd context serves one thread at a time
             return self._decompressor.decompress(
-                frame, max_output_size=declared, allow_extra_data=False
+                # One frame and nothing behind it, as the spec has it for a location.
+                frame,
+                max_output_size=declared,
+                allow_extra_data=False,
             )
 
 

@@ -234,6 +234,7 @@ class PackedManifest:
         row = bisect_left(range(count), bytes(node_id), key=self._node)
         if row == count or self._node(row) != node_id:
             return 0, 0
+        # Bisection finds the first of equal ids, so one look behind it tells whether there are two.
         if row + 1 < count and self._node(row + 1) == node_id:
             raise listed_twice(self.id, node_id)
         found = self._vector(self._array(row), 1, required="refs")
@@ -298,6 +299,8 @@ class PackedManifest:
             count = min(max(2, self._word(_U16, place) // 2), _MAX_SLOTS + 2)
             self._check(place, 2 * count)
             known = unpack_from(f"<{count}H", self._view, place)
+            # A hostile file may have one for each table, and the cache would grow with every
+            # lookup.
             if len(self._vtables) < _MAX_VTABLES:
                 self._vtables[place] = known
         return known
@@ -327,6 +330,8 @@ class PackedManifest:
 
     def _word(self, kind: Struct, position: int) -> int:
         self._check(position, kind.size)
+        # The official reader verifies alignment and refuses the file: it would be readable here and
+        # nowhere else.
         if position & (kind.size - 1):
             raise misaligned()
         value: int = kind.unpack_from(self._view, position)[0]

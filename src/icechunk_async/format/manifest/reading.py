@@ -138,6 +138,7 @@ def decode_manifest(payload: bytes | memoryview, *, seconds_cut: bool = False) -
         parts = decode_array(refs.row(row), dictionary) if together is None else [together[row]]
         for plain in parts:
             found = replace(plain, seconds_cut=True) if seconds_cut else plain
+            # The first is the commonest rank, see `decode_array`.
             if decoded.setdefault(node, found) is not found:
                 strays[node, found.rank] = found
     return Manifest(identifier, decoded, strays)
@@ -155,6 +156,8 @@ def _decode_small_arrays(vectors: Vectors, dictionary: bytes | None) -> list[Chu
     Cost: ten microseconds for each array, a tenth of what it takes by itself.
     """
     arrays, counts = len(vectors), vectors.counts
+    # More references than a block are decoded block by block, which keeps intermediate results in
+    # the cache.
     if arrays < 2 or not counts.all() or int(counts.sum()) > _BLOCK:
         return None
     tables = vectors.tables()
@@ -171,6 +174,7 @@ def _decode_small_arrays(vectors: Vectors, dictionary: bytes | None) -> list[Chu
         refs = decode_rows(tables.select(rows), coords, dictionary)
         ends = np.cumsum(counts[chosen])
         before = ascends(coords)
+        # Order is promised within an array only.
         before[ends[:-1] - 1] = True  # the next row is of another array
         if not before.all():
             raise disorder()
@@ -398,6 +402,8 @@ def decode_rows(
     rows = _rows(kinds, Kind.INLINE)
     if rows is not None:
         data = _some(tables, rows).vector(1, 1, 1)
+        # Vectors of a hostile file may overlap: many references to the same bytes must not be
+        # copied to more than the file could hold.
         tables.buffer.check_unfolded(int(data.counts.sum()))
         tables.buffer.require(data.starts, data.counts)
         # Inline bytes are not copied. Columns have their places in the payload, and keep it alive.

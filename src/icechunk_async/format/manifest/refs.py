@@ -164,6 +164,7 @@ class _SingleColumns:
         self._columns["inline"] = memoryview(b"".join(data))
 
     def _native(self, refs: list[Any], rows: _Rows) -> None:
+        # Ids have 12 bytes in the formats of the spec, and may have 16 in layouts before it.
         ids = np.frombuffer(b"".join(map(attrgetter("chunk_id"), refs)), np.uint8)
         width = len(refs[0].chunk_id) if refs else ChunkId.size_bytes
         if len(ids) != width * len(refs):
@@ -184,6 +185,7 @@ class _SingleColumns:
         guarded = [it.etag is not None for it in refs]
         if any(guarded):
             etags, self._columns["etag_pool"] = Strings.factorize([it.etag or "" for it in refs])
+            # An empty ETag is a guard that no source passes, and not the same as none.
             codes = np.where(guarded, etags.astype(np.int32), NO_ETAG)
             self._column("etags", "i4", NO_ETAG)[rows] = codes
         modified = [it.last_modified or 0 for it in refs]
@@ -356,6 +358,8 @@ class ChunkRefs:
             return self.take(np.array([len(self) - 1]))
         if self._index.ascending:  # mostly; and lookups want the index anyway
             return self
+        # The last key of lexsort counts most, so the axes go in from the last to the first. It is
+        # stable: of equal rows the one that was written last stays last.
         order = np.lexsort(self.coords.T[::-1])
         ordered = self.coords[order]
         last = np.ones(len(order), bool)
@@ -366,6 +370,8 @@ class ChunkRefs:
         """Raise FormatError unless rows are strictly ascending by coordinates."""
         if len(self) < 2:
             return
+        # Lookups bisect. In a file out of order they would miss chunks that exist, and readers
+        # would get the fill value in place of data.
         if not self._index.ascending:
             raise disorder()
 
@@ -378,6 +384,8 @@ class ChunkRefs:
         parts = [part for part in parts if len(part)] or parts[-1:]
         if len(parts) == 1:
             return parts[0]
+        # Pools are shared by `take`: unless trimmed, each commit would carry along those of all
+        # manifests that its rows once came from.
         parts = [part.narrow().compact() for part in parts]
         location_maps, locations = merge_pools([part.locations for part in parts])
         etag_maps, etag_pool = merge_pools([part.etag_pool for part in parts])

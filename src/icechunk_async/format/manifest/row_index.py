@@ -45,6 +45,8 @@ class RowIndex:
         for axis in reversed(range(rank)):
             strides[axis] = strides[axis + 1] * (high[axis] - low[axis] + 1)
         box = (low, high, tuple(strides[1:]))
+        # The box has more places than a number has values, so rows are compared coordinate by
+        # coordinate.
         if strides[0] >= 1 << 63:
             return cls(coords, *box, bool(ascends(coords).all()), full=False)
         keys = _keys(count, columns, low, strides)
@@ -82,6 +84,7 @@ def _keys(
 ) -> npt.NDArray[Any]:
     """Return the row-major position of each row in a box that begins at ``low``."""
     number = np.dtype(np.uint32 if strides[0] < 1 << 32 else np.uint64)
+    # The coordinates are the keys already.
     if len(columns) == 1 and low[0] == 0:
         return columns[0]
     keys: npt.NDArray[Any] = np.zeros(count, number)
@@ -111,6 +114,7 @@ def rows_in(rows: npt.NDArray[np.uint32], others: npt.NDArray[np.uint32]) -> npt
         return np.zeros(len(rows), bool)
     if len(rows) == 0 or len(others) == 0 or rows.shape[1] == 0:
         return np.full(len(rows), len(others) > 0)
+    # As Python's numbers: the product of hostile sizes would wrap round in 64 bits.
     sizes = np.maximum(rows.max(axis=0), others.max(axis=0)).astype(object) + 1
     if np.prod(sizes) < 1 << 63:
         strides = np.array([np.prod(sizes[axis + 1 :]) for axis in range(len(sizes))], np.int64)

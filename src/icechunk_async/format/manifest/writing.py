@@ -150,6 +150,8 @@ class _StringTable:
 
     def place(self, layout: Layout) -> None:
         """Reserve room; each string has a count and a terminating NUL."""
+        # FlatBuffers end strings with a NUL. Vectors of bytes need none, but compressed locations
+        # share the code.
         sizes = np.array([len(raw) + 1 for raw in self.raw], np.int64)
         self.positions = _place_bytes(layout, sizes)
 
@@ -306,6 +308,8 @@ class _Shape:
                 "names": [*names, "rank", "coords"],
                 "formats": [*formats, "<u4", ("<u4", (rank,))],
                 "offsets": [*offsets, end, end + 4],
+                # Records follow each other, and numbers of 8 bytes in the next one must be aligned,
+                # too.
                 "itemsize": whole + -whole % 8,
             }
         )
@@ -321,6 +325,7 @@ def _compress(
     # Evenly spaced, where the official writer takes them at random: equal references, equal files.
     step = max(1, len(locations.raw) // settings.max_samples)
     samples = locations.raw[::step][: settings.max_samples]
+    # The official writer's rule: such short samples teach a dictionary nothing.
     if 2 * sum(len(sample) < _MIN_SAMPLE_BYTES for sample in samples) >= len(samples):
         return None
     # Training needs more bytes than the dictionary gets, so a few samples are repeated.
@@ -331,6 +336,7 @@ def _compress(
         return None  # too little to learn from; plain locations are always right
     compressor = zstandard.ZstdCompressor(level=settings.level, dict_data=dictionary)
     for code, raw in enumerate(locations.raw):
+        # Mixed manifests are legal: each reference says whether its own location is compressed.
         if len(raw) <= _MAX_PACKED_BYTES:
             locations.raw[code] = compressor.compress(raw)
             locations.packed[code] = True
