@@ -147,6 +147,7 @@ async def read_after_write(trial: Trial) -> str:
 
 async def _reads_what_it_wrote(trial: Trial, number: int) -> None:
     key = trial.key(f"read/{number}")
+    # The second write replaces an object, which a cache on the way may hold.
     for state in range(2):
         body = b"state %d" % state * 20
         version = await trial.put(key, body)

@@ -108,6 +108,7 @@ class SessionGuard:
             return False
         if not self._has_log and it.cutoff is not None:
             began = clock.from_us(self._watch.began_us)
+            # The two times are of two machines; a day covers clocks that are set wrong.
             if it.cutoff + _SKEW <= began:
                 return False
         return it.may_reach(self._watch.elapsed())
@@ -132,6 +133,7 @@ class SessionGuard:
         times = await chunk_times(assets.storage, assets.backend, ids)
         # A collection publishes that it runs, and deletes afterwards: what is older than its cutoff
         # may still be there, and will not be when the commit is read.
+        # Negative: the object is not there.
         lost = times < 0
         if cutoffs:
             lost |= are_older(times, max(cutoffs))
@@ -150,6 +152,7 @@ class SessionGuard:
         """
         workspace = self._workspace
         with workspace.lock:
+            # Under the lock only what is quick: writers on other threads wait for it.
             changed = [(node_id, _native(it)) for node_id, it in workspace.changes.chunks.items()]
             sources = workspace.changes.sources
         written = IdSet()

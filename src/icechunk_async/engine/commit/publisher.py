@@ -184,6 +184,8 @@ class Publisher:
             notes_rebases=rebase_with is not None,
         )
         with self._publishing("commit", allow_empty=allow_empty or once is not None) as branch:
+            # Work that is cut off here may have sent its last request: that is why `_doubtful` is
+            # filled before it is sent.
             with anyio.move_on_after(timeout_seconds):
                 try:
                     return await self._commit_on(branch, wanted)
@@ -248,6 +250,7 @@ class Publisher:
                 return self._finish(landed)
         if once is not None and (held := await self._find_in_base(once)):
             return self._finish(held)
+        # A commit without changes is refused only if it never had any.
         if turn.rebases == 0:  # a solver may have taken every change back since
             self._check_changed(allow_empty=wanted.allow_empty)
         await wanted.inputs.check(self.workspace, self._history, branch)
@@ -284,6 +287,7 @@ class Publisher:
         """
         assert self.branch is not None
         tip = await self._let_others_go_first(self.branch, turn, tip)
+        # Nothing newer was seen: the try itself finds out whether that still holds.
         if tip == self.workspace.base.id:
             return None
         # Before a solver is asked about a clash of these changes with themselves.
@@ -322,6 +326,7 @@ class Publisher:
             return await rebase(self.workspace, self._history, branch, solver, tip=tip)
         except RebaseFailedError:
             raise
+        # The tip that was seen may have been reset away since; only the present one can tell.
         except ConflictError:
             if tip is None:
                 raise
@@ -355,9 +360,11 @@ class Publisher:
     ) -> SnapshotId:
         """Replace the tip by a snapshot with the changes on top; see `Session.amend`."""
         _check_description(message, metadata)
+        # Otherwise a session without changes would be told to change something first.
         unsupported = not self._history.capabilities.amend  # which is said before all else
         with self._publishing("amend", allow_empty=allow_empty or unsupported) as branch:
             self._history.capabilities.require("amend")
+            # An amendment that landed unseen must not be amended once more.
             if self._doubtful and (landed := await self._find_landed(branch)):
                 return self._finish(landed)
             base = self.workspace.base
@@ -513,6 +520,9 @@ class Publisher:
         else:
             flushed, packed_log = await gather(flush(base), pack_log(log))
         properties: dict[str, JSON] = {
+            # Each commit repeats the newest transactions, so that a writer finds them without a
+            # walk along the history. Later entries win: a caller cannot hide what this commit
+            # records.
             **repeated(base),
             **self._default_metadata,
             **(metadata or {}),
@@ -611,6 +621,7 @@ class Publisher:
         except (OutcomeUnknownError, asyncio.CancelledError):
             raise  # it may have landed, so it stays among the doubtful
         except BaseException:
+            # A refusal is certain: the reference was not moved, and cannot be later.
             self._doubtful.pop(snapshot.id, None)
             raise
         return self._finish(snapshot)
@@ -648,6 +659,7 @@ class Publisher:
             async for info in self._history.ancestry(tip):
                 if info.id in self._doubtful:
                     return self._doubtful[info.id]
+                # What lies before the session's base cannot be a commit of this session.
                 if info.id == self.workspace.base.id:
                     break
                 if self.lease is not None:
@@ -705,6 +717,7 @@ class Publisher:
         """Keep changes out while the session is published; yield its branch."""
         with self.exclusively() as branch, telemetry.span(how, branch=branch):
             self._check_changed(allow_empty=allow_empty)
+            # A flush moves no branch, so protection does not concern it.
             if how != "flush" and not self._doubtful:  # what is in doubt is found out
                 check_unprotected(self._history, branch)
             try:
@@ -738,6 +751,7 @@ class Publisher:
             assert self.branch is not None  # read-only sessions were refused
             self._busy = True
             self._kept = None  # what was written since is not in it
+            # From here on writers are refused, and what is published is what was looked at.
             workspace.closed = Closed.PUBLISHING
         try:
             yield self.branch

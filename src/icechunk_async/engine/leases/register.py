@@ -251,6 +251,7 @@ async def end_session(storage: Storage, session_id: SessionId) -> None:
         ended = replace(record.renewed(), state=LeaseState.ENDED)
         try:
             await storage.put(lease_key(session_id), encode_lease(ended), if_version=version)
+        # Its holder renewed it meanwhile, or the lease may be ended already.
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # the next look tells
         return
@@ -272,6 +273,7 @@ async def spared(storage: Storage, backend: object) -> Spared:
 
     Cost: one listing if there are no leases; otherwise also one request for each, and three more.
     """
+    # Without a listing nothing can be collected either, so nothing needs to be spared.
     if not storage.capabilities.listing:
         return Spared()
     # Leases first, then the time. A session that begins in between wrote nothing yet that a cutoff
@@ -294,6 +296,8 @@ async def spared(storage: Storage, backend: object) -> Spared:
             return Spared()
         except FormatError as error:
             _log.warning("%s The lease counts as one of the longest kind.", error)
+            # A damaged lease must not let collection delete the work of a session that may be
+            # alive.
             return spared_for_unknown(session_id, renewed_at, now)
         return spared_for(_described(record, renewed_at, now), now)
 
@@ -309,8 +313,12 @@ async def spared(storage: Storage, backend: object) -> Spared:
 def spared_for(it: LeasedSession, now: datetime) -> Spared:
     """Return the objects that must be left alone for one session."""
     if it.state in (SessionState.COMMITTED, SessionState.ENDED):
+        # Until then a job that is started again after its commit is told so, and does not do its
+        # work twice.
         gone = now > it.heartbeat_at + _REMEMBERED
         return Spared(dead=(it.session_id,)) if gone else Spared()
+    # Lateness is granted to the holder, not by it: it stops at `expires_at`, and its last request
+    # may still be on its way.
     if now <= it.expires_at + _LATE:
         return Spared(it.began_at - _SKEW, frozenset({it.base_id}))
     gone = now > it.expires_at + _LATE + _GRACE

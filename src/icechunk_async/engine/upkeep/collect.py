@@ -182,6 +182,8 @@ async def _collect(
     survey = Survey(
         engine.assets, chunk_ids, absorb, limits=limits, note=statistics.spare, progress=progress
     )
+    # A base may be unreachable since its branch was reset; the session that stands on it may still
+    # flush.
     old -= leases.bases
     # Everything is read before anything changes: a damaged repository stays unchanged.
     kept = await engine.history.release(old, survey.parent_of, cutoff=None)
@@ -366,6 +368,8 @@ async def checked_by_storage(
     """
     now = await told_time(backend)
     if now is None:
+        # Something younger than the cutoff is there, so the cutoff is past by the storage's own
+        # clock.
         if cutoff < newest:
             return cutoff
         now = await _tried(storage, newest)
@@ -377,6 +381,8 @@ async def checked_by_storage(
             "written at this moment would count as old. Set this machine's clock right, or "
             "name an earlier time."
         )
+    # The cutoff itself is past. But if it was counted back from this machine's clock, it is as much
+    # too late as the clock is ahead.
     if here > now + MOST_AHEAD:
         raise InvalidInputError(
             f"Garbage collection was asked to delete what is older than {cutoff.isoformat()}. By "

@@ -61,6 +61,7 @@ def id_set(ids: Iterable[bytes]) -> IdSet:
     return found
 
 
+# Google takes 100; its backend divides such a batch.
 BATCH: Final = 1000
 """Keys of one delete request, at most: what S3 takes."""
 _BATCHES: Final = 10
@@ -186,6 +187,8 @@ class Sweep:
             return
         # The beginning ended within one of the parts; those before it are done.
         parts = [f"{folder}/{letter}" for letter in ALPHABET]
+        # Names are base32 whose letters ascend (spec, "Object identifiers"), so the first letters
+        # divide a listing in its own order.
         parts = [part for part in parts if part >= last[: len(part)]]
 
         async def part(prefix: str) -> None:
@@ -277,6 +280,8 @@ class Sweep:
         if not self._dry_run:
             failures = await delete_batch(self._storage, [key for key, _ in garbage])
         failed = {it.key for it in failures}
+        # The outcome of a failed batch is unknown, so none of its objects counts as deleted; the
+        # next run deletes what is left.
         tally.failures += failures
         tally.count += len(garbage) - len(failed)
         tally.size_bytes += sum(size for key, size in garbage if key not in failed)

@@ -91,6 +91,8 @@ class ConditionalPromises(Promises):
         """A version that the store never issued matches nothing."""
         skip_unless_promised(storage, "conditional_update")
         await storage.put("key", b"first")
+        # To a service some of these mean something: "*" is any version in HTTP, 0 no object in
+        # Google's.
         for token in ("", "0", "*", "made-up"):
             with pytest.raises(PreconditionFailedError):
                 await storage.put("key", b"second", if_version=Version(token))
@@ -153,6 +155,7 @@ class ConditionalPromises(Promises):
         skip_unless_promised(storage, "conditional_update")
         for _ in range(5):
             version = await storage.put("key", b"first")
+            # In turns, so that both kinds are among the first to arrive.
             expectations: list[Expected] = [ABSENT, version] * (_WRITERS // 2)
             winners = await _race((storage,), "key", expectations)
             assert [expectations[winner] for winner in winners] == [version]

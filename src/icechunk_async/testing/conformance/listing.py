@@ -83,6 +83,7 @@ class ListingPromises(Promises):
         """Also where it could not be one, or would be another path to an object."""
         await fill(storage, ["a/b", "c"])
         prefixes = ("b", "a/b/", "a/bc", "c/", "A", "/", "/a", "a//", "a/../", "./", "../", "..")
+        # Longer than any key may be, and half a character, which has no UTF-8 form.
         for prefix in (*prefixes, "\0", "a\0", "x" * 2000, "d/" * 1000, "\ud800"):
             assert await listed(storage, prefix) == []
             assert await listed(storage, prefix, delimiter="/") == []
@@ -155,6 +156,8 @@ class ListingPromises(Promises):
         found: list[str] = []
         async for entry in storage.list_prefix():
             found += names([entry])
+            # Garbage collection works like this: a page must not be skipped because the one before
+            # it shrank.
             await storage.delete(found[-1:])
         assert found == sorted(keys)
         assert await listed(storage) == []
@@ -237,6 +240,7 @@ class PagingPromises(Promises):
         keys = [f"{n % 4}/{n:05}" for n in range(3000)]
         await fill(storage, keys)
         found: list[str] = []
+        # Pages of S3 have a thousand keys: after the first of one, and at the ends of two.
         for count in (1, 999, 1000):
             after = found[-1] if found else None
             found += names(await take(storage.list_prefix(start_after=after), count))

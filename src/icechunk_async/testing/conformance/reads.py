@@ -65,10 +65,12 @@ class ReadPromises(Promises):
     async def test_a_range_that_ends_beyond_the_object_is_cut(self, storage: Storage) -> None:
         """Like a slice: bytes beyond the end are left out."""
         await _expect(storage, ByteRange(8, 1000), b"89")
+        # More than 32 bits, and more than a client should allocate beforehand.
         await _expect(storage, ByteRange(0, 1 << 40), _BODY)
 
     async def test_a_range_that_starts_beyond_the_object_is_empty(self, storage: Storage) -> None:
         """Like a slice: a range outside the object is empty, not an error."""
+        # Most services answer 416, some with success and no bytes.
         for byte_range in (ByteRange(10), ByteRange(10, 12), ByteRange(1000, 2000), ByteRange(99)):
             await _expect(storage, byte_range, b"")
 
@@ -93,6 +95,7 @@ class ReadPromises(Promises):
 
     async def test_every_range_of_an_empty_object_is_empty(self, storage: Storage) -> None:
         """An empty object has ranges, too."""
+        # Services answer ranges of an empty object with 416, which must not become an error.
         await storage.put("empty", b"")
         for byte_range in (None, ByteRange(0), ByteRange(0, 5), ByteRange(3), SuffixRange(4)):
             found = await storage.get("empty", byte_range)

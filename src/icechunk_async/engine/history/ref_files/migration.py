@@ -178,8 +178,11 @@ def migrated(
     """
     tips = {**refs.branches, **refs.tags}.values()
     reached = {info.id: info for tip in tips for info in _ancestry(infos, tip)}
+    # The first snapshot is the one without a parent: before 1.0 it had a random id.
     *_, root = _ancestry(infos, refs.branches[MAIN])
     log = _synthetic_log(refs, infos, reached)
+    # Each entry must be later than the one before it (spec, "Operations log"), whatever this
+    # machine's clock says.
     newest = max(now_us, log[0].updated_at + 1)
     return RepoInfo(
         branches=refs.branches,
@@ -262,6 +265,7 @@ def _synthetic_log(
     log: list[Update] = []
     last_us = 0
     for moment_us, detail in sorted(events, key=lambda event: event[0]):
+        # Commits of version 1 may have equal times, entries of the log may not.
         last_us = max(moment_us, last_us + 1)
         log.append(Update(detail, last_us))
     return log[::-1]
@@ -323,6 +327,8 @@ async def read_refs(storage: Storage) -> RefFiles:
         name: None if file is None else decode_ref(file.data)
         for name, file in zip(tags, found[len(branches) :], strict=True)
     }
+    # A deleted tag keeps its file; the tombstone beside it decides, and blocks the name (spec,
+    # "Tags").
     deleted = {name for name in tags if tombstone_key(name) in present}
     return RefFiles(
         old,
@@ -349,6 +355,8 @@ async def close_branches(storage: Storage, files: RefFiles) -> None:
     Raises:
         ConflictError: a branch was moved or deleted since; those before it are closed.
     """
+    # Without a readable ``main`` engines of version 1 cannot open the repository, so no further
+    # writers come while the others are closed.
     for name, branch in sorted(files.branches.items(), key=lambda item: (item[0] != MAIN, item)):
         if not branch.closed:
             data = encode_closed_ref(branch.target)
@@ -382,6 +390,7 @@ async def swap(storage: Storage, key: str, data: bytes, version: Version) -> Ver
         except OutcomeUnknownError as error:
             doubt = error
         found = await read_if_there(storage, key)
+        # The refusal may be of our second request, after the reply to the first was lost.
         if found is not None and bytes(found.data) == data:
             return found.version
         if found is None or found.version != version:

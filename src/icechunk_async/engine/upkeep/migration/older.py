@@ -223,6 +223,7 @@ class OlderMigration:
         try:
             info = await self._info(await self._freeze_and_follow(existing))
         except (ConflictError, FormatError):
+            # Nothing of version 2 is in force before its repo info, which comes last.
             await self._migration.thaw()
             raise
         data = pack(encode_repo_info(info), FileType.REPO_INFO, 2, level=_LEVEL)
@@ -239,6 +240,7 @@ class OlderMigration:
             await self._migration.freeze()
             refs = await self._refs()
             await self._convert(refs, existing)
+            # Frozen branches cannot move, but branches and tags can still be created.
             if await self._refs() == refs:
                 await self._check_copies()
                 return refs
@@ -293,6 +295,7 @@ class OlderMigration:
         # Oldest first, so that each manifest is converted while its snapshot is read.
         infos = await bounded_map(convert, list(wanted)[::-1], limit=_CONCURRENT_SNAPSHOTS)
         for info in infos:
+            # Ids of the old layouts are longer, and two of them may begin alike.
             if self._written.infos.setdefault(info.id, info) is not info:
                 raise _ambiguous("snapshots", str(info.id))
 
@@ -300,6 +303,7 @@ class OlderMigration:
         self, snapshot_id: SnapshotId, existing: Mapping[str, int]
     ) -> SnapshotInfo:
         snapshot = await self._old.snapshot(snapshot_id)
+        # Times of format version 2 are unsigned (spec, "Snapshot files").
         if snapshot.flushed_at < 0:
             raise FormatError(f"Snapshot {snapshot_id} was written before 1970.")
         missing = [it for it in snapshot.manifests if it not in self._written.manifests]

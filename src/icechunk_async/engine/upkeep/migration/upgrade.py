@@ -167,6 +167,7 @@ async def upgrade(
             return await _clean_up(job, state.info)
         files = await read_refs(storage)
         job = replace(job, resumed=True)
+        # Nothing was written since the interrupted call, so what it planned still holds.
         if migration.same_refs(state.info, files.refs) and await _same_config(storage, state.info):
             return await _finish(job, state, files)
         await _undo(storage, state)
@@ -224,6 +225,7 @@ async def _begin(job: _Job) -> MigrationReport:
     if files.any_closed:  # an earlier migration was interrupted before or after its repo info
         job = replace(job, resumed=True)
     info = await _plan(job, files)
+    # Read again: planning took long, and branches are closed at the versions that are read now.
     files = await read_refs(storage)
     try:
         await _check_unchanged(storage, info, files)
@@ -269,6 +271,7 @@ async def _finish(job: _Job, state: Seen, files: RefFiles) -> MigrationReport:
         if job.delete_unused:
             await close_branches(storage, files)
         else:
+            # An earlier call, which was to delete them, may have closed some.
             await open_branches(storage, files)
         files = await read_refs(storage)
         await _check_unchanged(storage, state.info, files)
@@ -284,6 +287,7 @@ async def _finish(job: _Job, state: Seen, files: RefFiles) -> MigrationReport:
     if job.delete_unused:
         _check_none_late(files, await read_refs(storage))
         await _delete(storage, unused)
+        # A writer that had read a branch before may create its file again.
         _check_none_late(RefFiles(), await read_refs(storage))
     return job.report(info, unused)
 
@@ -320,6 +324,8 @@ async def _undo(storage: Storage, state: Seen) -> None:
     Raises:
         ConflictError: another process finished or undid the migration meanwhile.
     """
+    # In this order: an end between the two steps leaves a repository that can be read by both
+    # versions, and that the next call finishes or undoes.
     await open_branches(storage, await read_refs(storage))
     now = await read_if_there(storage, REPO_INFO)
     if now is None:
@@ -329,6 +335,7 @@ async def _undo(storage: Storage, state: Seen) -> None:
             "Another process continued this migration meanwhile. Run only one migration at a time, "
             "and call upgrade again."
         )
+    # The branches must be durable before the other way into the repository goes.
     await storage.sync()
     for failure in await storage.delete([REPO_INFO]):
         raise failure.error
