@@ -167,6 +167,8 @@ class Ledger:
                 remembered &= _remember(pending, pending.folders, way, home)
         if not remembered:
             failures: list[OSError] = []
+            # Beyond the bound a write is as slow as its own sync, which holds writers back and
+            # keeps memory bounded.
             self._sync_files([file], (), failures)
             if failures:
                 raise failures[0]
@@ -291,6 +293,7 @@ class Ledger:
         """Return where writes to an open folder are recorded, their home, and its inode."""
         found = os.fstat(folder)
         if self._home is None:
+            # A copy of the descriptor: the caller closes its own.
             self._home = _Home(found.st_dev, os.dup(folder), at_once=can_sync_at_once(folder))
         if found.st_dev == self._home.device:
             return self._at_home, self._home, found.st_ino
@@ -325,6 +328,7 @@ class Ledger:
         """Note that durable entries lead to some folders."""
         if entered:
             with self._lock:
+                # Each holds a descriptor of the process open.
                 if len(self._entered) + len(entered) > _MOST_ENTERED:
                     self._entered = {}
                 self._entered |= entered

@@ -128,6 +128,7 @@ async def open_local(
         found = await asyncio.to_thread(_look, url, tree, options)
     tree, abilities, capabilities, at_once = found[:4]
     ledger = Ledger(tree, active=durability == "commit")
+    # Two lanes, so that reads do not wait behind writes that sync.
     lanes = Lane("read", _THREADS), Lane("write", _THREADS)
     publisher = Publisher(tree, abilities, lock_timeout_seconds)
     files = Files(tree, ledger, publisher, capabilities)
@@ -455,6 +456,8 @@ def _seen_before(url: str, options: _Options) -> _Findings | None:
     if fd is None:
         return None
     try:
+        # A directory of the same path may be another one by now, or lie on a disk that was mounted
+        # over it.
         is_same = _identity(os.fstat(fd)) == found.identity and is_on_this_machine(fd)
         return found if is_same and (options.read_only or may_write(fd)) else None
     finally:
@@ -477,17 +480,20 @@ def _look(url: str, tree: Tree, options: _Options) -> _Findings:
     abilities, capabilities = probe(
         url, root, single_machine=options.single_machine, read_only=options.read_only
     )
+    # Killed writers leave files that never became objects; nobody but a writer may remove them.
     if capabilities.writable:
         remove_abandoned(root)
     at_once = ReadsAtOnce(root, follow_links=options.follow_links)
     is_fine = abilities.links and abilities.locks and abilities.exact_times
     identity = None
     if at_once.active and (options.read_only or is_fine):
+        # A directory that is not there has no identity, so it is looked at again the next time.
         with suppress(OSError):  # it is made by the first write
             identity = _identity(root.stat())
     until = time.monotonic() + _SEEN_SECONDS
     found = _Findings(tree, abilities, capabilities, at_once, identity, until)
     if identity is not None:
+        # Processes that open temporary directories without end must not keep them all.
         if len(_seen) >= _MAX_SEEN:
             _seen.clear()
         _seen[url, options] = found

@@ -61,6 +61,8 @@ class Changer:
             keys: by the key in the bucket, the key in the storage.
         """
         failures: list[DeleteFailure] = []
+        # The request is XML, which has no form for most of these characters, and changes the
+        # others.
         alone = [full for full in keys if _NOT_IN_XML.search(full)]
         together = [full for full in keys if not _NOT_IN_XML.search(full)]
         for batch in _batches(together):
@@ -81,6 +83,7 @@ class Changer:
             )
         except RefusedError as error:
             refusal = error.refusal
+            # Some servers that speak S3 have no request for many objects.
             if refusal.code in _NO_BATCHES or refusal.status in (405, 501):
                 return [it for full in batch for it in await self._delete_one(full, keys[full])]
             failure = explain(refusal, asked, self._transport.place)
@@ -88,6 +91,7 @@ class Changer:
         except IcechunkError as failure:
             self._transport.check_open()
             return [DeleteFailure(keys[full], failure) for full in batch]
+        # With <Quiet> the answer lists failures only. A missing object is not one of them.
         return list(self._failures(answer, keys))
 
     def _failures(
@@ -95,6 +99,8 @@ class Changer:
     ) -> Iterator[DeleteFailure]:
         for item in answer:
             code, message = item.get("Code", ""), item.get("Message", "")[:300]
+            # A failure of a key that was not asked for is a server's mistake, and is no failure of
+            # ours.
             key = keys.get(item.get("Key", ""))
             if code in _GONE or key is None:
                 continue
@@ -209,6 +215,8 @@ class Changer:
             named["x-amz-storage-class"] = self._options.storage_class
         reply = await self._transport.send("PUT", target, headers=named, asked=asked)
         body = bytes(reply.body)
+        # S3 sends 200 before it copies, to keep the connection alive, and may report an error after
+        # that.
         if reply.status != 200 or b"<Error>" in body:
             raise RefusedError(await self._transport.refusal(reply))
         etag = _ETAG_OF_COPY.search(body)

@@ -50,6 +50,7 @@ async def walk(
     place = transport.place
     asked = f"listing {prefix[:200]!r} in"
     full = place.prefix + prefix
+    # Cut, the prefix would list what was not asked for.
     if _sendable(full) != full:  # no key begins so
         return
     query = {"list-type": "2", "encoding-type": "url", "max-keys": str(PAGE_KEYS), "prefix": full}
@@ -64,6 +65,8 @@ async def walk(
         ):
             if start_after is not None and name <= start_after:
                 continue
+            # Garbage collection and copies continue after the last name: of a server that does not
+            # sort they would miss objects silently.
             if last is not None and name < last:
                 raise _out_of_order(asked, place.url, name, last)
             if name != last:  # else a group that continues in the next page
@@ -71,6 +74,7 @@ async def walk(
                 yield entry
         if not page.is_truncated:
             return
+        # The same token again would be the same page, for ever.
         if not page.token or page.token == query.get("continuation-token"):
             raise StorageError(
                 f"{asked} {place.url!r}: the server says that more follows, and not how to get it. "
@@ -140,6 +144,7 @@ def _moment(text: str) -> datetime:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
         found = parsedate_to_datetime(text)
+    # Some servers leave out the "Z"; times of S3 are in UTC.
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 

@@ -45,6 +45,7 @@ class Reader:
         """
         wanted = _range_header(request)
         for _ in range(_TRIES):
+            # HTTP has no range of no bytes, so a HEAD tells size and version.
             if wanted is None and request is not None and not _is_everything(request):
                 return await self._nothing(key, full)
             headers = {} if wanted is None else {"range": wanted}
@@ -78,6 +79,7 @@ class Reader:
         if reply.status != 200:
             raise await self._transport.explain(reply, f"reading {key!r} in", key)
         found = self._whole(key, reply, None)
+        # Servers may ignore the condition and send the object again.
         return None if found.version == version else found
 
     async def _nothing(self, key: str, full: str) -> Retrieved:
@@ -107,6 +109,8 @@ class Reader:
             raise self._odd(key, f"part of it came as {told!r}")
         first, last, size = (int(number) for number in match.groups())
         expected = slice_range(request, size)
+        # A caller joins parts by what it asked for: one that is shifted would become a damaged
+        # chunk without an error.
         if (first, last + 1) != expected or len(reply.body) != last + 1 - first:
             raise self._odd(key, f"bytes {expected} were asked, and {told!r} came")
         return self._retrieved(reply, reply.body, size, key)

@@ -44,6 +44,8 @@ _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 @lru_cache(maxsize=4096)
 def encode_key(key: str) -> str:
     """Return a key as it stands in the path of a URL."""
+    # Encoded once, also in the signature: S3 differs here from other services of AWS, which encode
+    # the path twice.
     return quote(key, safe="/~")
 
 
@@ -82,6 +84,7 @@ def sign(
         signed["x-amz-security-token"] = credentials.session_token
     names = sorted(signed)
     listed = ";".join(names)
+    # Signed with single spaces, as the service folds them before it compares.
     lines = "".join([f"{name}:{' '.join(signed[name].split())}\n" for name in names])
     request = f"{method}\n{path}\n{query}\n{lines}\n{listed}\n{payload}"
     scope = f"{moment[:8]}/{region}/s3/aws4_request"

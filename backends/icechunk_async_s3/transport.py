@@ -259,6 +259,7 @@ class Transport:
                 found = of_driver(error, asked, self.place, keys.last)
                 if not isinstance(found, Refusal):
                     raise found from error
+                # `reject` says whether other keys are available: static ones are final.
                 if again and found.is_expired and keys.reject(used or keys.last):
                     continue
                 raise RefusedError(found) from error

@@ -137,6 +137,7 @@ class Refresher[T: Expiring]:
             answer = ask()
         else:
             answer = await anyio.to_thread.run_sync(cast("Callable[[], object]", ask))
+        # A plain function may return a coroutine, such as that of a `functools.partial`.
         if isawaitable(answer):
             answer = cast("object", await answer)
         if not isinstance(answer, self._kinds):

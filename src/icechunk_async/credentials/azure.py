@@ -23,6 +23,7 @@ __all__ = [
     "AzureSasToken",
 ]
 
+# The driver asks for a number: one that never comes stands for "not known".
 _FAR: Final = datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -120,6 +121,7 @@ class AzureFromEnvironment:
 
     async def storage_options(self) -> dict[str, object]:
         """Return nothing: it is what the backend does by itself."""
+        # Said, and not left out: the container in a configuration may ask for anonymous requests.
         return {"anonymous": False}
 
 
@@ -160,6 +162,7 @@ class AzureRefreshable:
         owner = "AzureRefreshable"
         ask = Refresher(owner, self.get_credentials, self.initial, kinds, self._newest)
         first = await ask()
+        # The client takes a function for the other two only.
         if isinstance(first, AzureAccountKey):
             return await first.storage_options()
         option = "sas_token" if isinstance(first, AzureSasToken) else "credential"

@@ -52,6 +52,7 @@ class GcsServiceAccountKey:
         """Return the document."""
         try:
             document: object = json.loads(self.key)
+        # Raised without its cause: the error of the parser holds the text, which is a private key.
         except ValueError:
             document = None
         if not isinstance(document, dict):

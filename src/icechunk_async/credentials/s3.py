@@ -69,6 +69,8 @@ class S3FromEnvironment:
 
     async def storage_options(self) -> dict[str, object]:
         """Return the endpoint; all else the backend does by itself."""
+        # Said, and not left out: the options of a container in a configuration may ask for unsigned
+        # requests.
         return {"anonymous": False, **_at(self.endpoint_url)}
 
 

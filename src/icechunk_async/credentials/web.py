@@ -130,6 +130,7 @@ class _Headers:
 
     async def __call__(self) -> Mapping[str, str]:
         current = self._current
+        # Without an end nothing else tells when one is over.
         if current is None or current.expires_after is None or not is_good(current):
             current = self._current = await self._flights.run(None, self._refresh)
         return current.headers

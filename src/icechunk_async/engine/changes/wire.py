@@ -72,6 +72,8 @@ class Parcel:
 
     def pack(self, document: Mapping[str, object]) -> bytes:
         """Return the bytes of a document."""
+        # Parcels travel through queues and files of others; the checksum finds bytes that were
+        # damaged there.
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         packed = compressor.compress(msgpack.packb(document))
         return self.magic + bytes([self.version]) + packed
@@ -92,6 +94,7 @@ class Parcel:
                 "everywhere."
             )
         try:
+            # `decompress` believes a frame only as much as its length allows.
             return parse(table_of(msgpack.unpackb(bytes(decompress(view[start:], self.name)))))
         except (ValueError, KeyError, TypeError, OverflowError, InvalidInputError) as error:
             raise FormatError(f"The bytes of a {self.name} are damaged: {error!r}.") from error
@@ -424,6 +427,7 @@ def _change_set(document: dict[str, object]) -> ChangeSet:
         ),
     )
     if len(changes.new) != len(new) or len(changes.updated) != len(updated):
+        # Of two with one name the mappings keep one: changes would be lost without an error.
         raise FormatError("A fork lists a node twice.")
     return changes
 
@@ -522,6 +526,7 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
     if columns.count and (
         kinds.max() > Kind.DELETED
         or np.any((lengths == 0) & (kinds != Kind.DELETED))
+        # As Python's numbers, since the sum of hostile ones could wrap round in 64 bits.
         or int(lengths.max()) + int(offsets.max()) >= _MAX_BYTES
     ):
         raise FormatError("A fork holds a chunk reference that cannot be.")
@@ -538,6 +543,7 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
     etags[guarded] = _below(columns.named("etag_of", "<u4", int(guarded.sum())), len(etag_pool))
     data = typed(document["inline"], bytes)
     sizes = lengths[inline].astype(np.int64)
+    # The largest first: the sum of hostile sizes could wrap round to the right one.
     if (len(sizes) and int(sizes.max()) > len(data)) or int(sizes.sum()) != len(data):
         raise FormatError("A fork holds other inline bytes than its chunks have.")
     offsets[inline] = np.cumsum(sizes) - sizes
@@ -555,6 +561,7 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
         inline=memoryview(data),
         sums=_sums(columns, native),
     )
+    # Lookups bisect, and rows that repeat would make two chunks of one.
     refs.check_sorted()
     return refs
 
@@ -573,6 +580,7 @@ def _sums(columns: _Columns, native: npt.NDArray[np.bool_]) -> Codes | None:
         return None
     codes: Codes = columns.named("sums", "<u8")
     known = codes != 0
+    # A code is a checksum of 32 bits with a bit above it that says that it is known.
     if np.any(known & ~native) or np.any(codes[known] >> np.uint64(32) != 1):
         raise FormatError("A fork holds a checksum that cannot be.")
     return codes

@@ -280,6 +280,7 @@ class Flusher:
             manifest_id: data
             for made in written
             for manifest_id, data in made.packed.items()
+            # A try that lost its race stored them already, and they are used again.
             if manifest_id not in self._stored
         }
         sums = {key: sidecar for made in written for key, sidecar in made.sums.items()}
@@ -316,6 +317,8 @@ class Flusher:
 
     def _encode_group(self, group: list[Waiting]) -> _Made:
         """Encode the manifest of some arrays."""
+        # Never derived from the contents (decision 23): two writers of equal manifests would share
+        # one, and collection could delete it from under the second.
         manifest_id = ManifestId.random(self._assets.layout.id_bytes)
         arrays = {it.node_id: it.refs for it in group}
         return self._encode_refs(manifest_id, arrays, kept=all(it.replaces for it in group))
@@ -497,6 +500,7 @@ class Flusher:
         for source, info in zip(cell.sources, infos, strict=True):
             size_bytes = info.size_bytes if info is not None else 0
             manifest = await get(source.manifest_id, size_bytes)
+            # References of another rank, which other engines may keep, are left behind here.
             parts.append(manifest.refs(node_id, columns.rank))
 
         def encode() -> _Made | Waiting | None:
@@ -525,6 +529,8 @@ class Flusher:
             return None
         if not (within(source.extents, cell.box) and ours.inside(source.extents).all()):
             return None
+        # A patched manifest keeps the dictionary of the old one, which was not trained on the new
+        # locations.
         if self.options.location_dictionary is not None:
             return None
         data = await self._assets.manifests.seekable_file(info.id, info.size_bytes)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_manifest", "encode_manifest"]
 
+# No leading zeros: "07" and "7" would be one chunk of two names.
 _NAME: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})(?:/(?:0|[1-9][0-9]{0,9}))*", re.ASCII)
 _MAX_PLACE: Final = 1 << 62
 _NUMBERS: Final = [str(number) for number in range(256)]
@@ -51,6 +52,7 @@ def decode_manifest(manifest_id: ManifestId, data: bytes | memoryview) -> Manife
         if not _NAME.fullmatch(name):
             raise chunks.fault(f"has the name {name!r:.60}, which names no chunk")
         number, *coords = map(int, name.split("/"))
+        # Coordinates are kept in 32 bits, as in the later formats.
         if max(number, *coords, 0) >= MAX_U32 or len(coords) > MAX_RANK:
             raise chunks.fault(f"has the name {name!r:.60}, which is out of range")
         refs = by_array.setdefault((number, len(coords)), {})

@@ -45,6 +45,7 @@ def read_time(part: Part, key: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         moment = datetime.min
+    # Python also reads a date alone, which would be midnight of no zone.
     if moment.tzinfo is None or len(text) <= _OFFSET:
         raise part.fault(f"has {text!r:.60} as {key!r} in place of a time with its zone")
     return clock.to_us(moment)

@@ -146,6 +146,8 @@ def _columns(table: pa.Table) -> _Columns:
     offsets = numbers(table["offset"], pa.uint64(), MANIFEST, null=0)
     lengths = numbers(table["length"], pa.uint32(), MANIFEST).astype(np.uint64)
     is_inline = inline_rows >= 0
+    # Both or none: the specification wants one of them, and a reader that guessed could return
+    # another chunk's bytes.
     if (is_inline == (file_rows >= 0)).any():
         raise FormatError(f"A {MANIFEST} has a chunk that is not in one place.")
     if (offsets >= _MAX_OFFSET).any():
@@ -199,6 +201,7 @@ def encode_manifest(arrays: Mapping[NodeId, ChunkRefs], level: int) -> bytes:
         raise InvalidInputError(f"A {MANIFEST} holds at most {_MAX_ROWS} chunks; split it.")
     ids = pa.array(np.arange(table.num_rows, dtype=np.uint32))
     table = table.add_column(0, MANIFEST_SCHEMA.field("id"), ids)
+    # Groups with inline chunks have fewer rows, so that finding one chunk reads a megabyte at most.
     average = max(64, table.nbytes // max(1, table.num_rows))
     is_shared = any(len(refs.locations) for refs in arrays.values())
     return write_parquet(
@@ -280,6 +283,8 @@ class PiecewiseManifest:
         """
         self.id = manifest_id
         footer = read_footer(memoryview(tail), size_bytes, MANIFEST)
+        # pyarrow reads a file as a whole buffer; of this one only those pages exist that were
+        # filled.
         self._data = np.zeros(size_bytes, np.uint8)  # takes no memory where nothing is put
         self._put(size_bytes - len(tail), tail)
         self._reader = ParquetReader(self._data, MANIFEST, schema=READ_SCHEMA, footer=footer)
@@ -297,6 +302,8 @@ class PiecewiseManifest:
         """As ``HeldManifest``: the groups that the chunk may be in are asked for."""
         number, raw = int.from_bytes(node_id), encode_coords(coords)
         groups = [at for at, it in enumerate(self._groups) if it.may_hold(number, raw)]
+        # Bounds that overlap, as of a writer that does not sort: requests for each would cost more
+        # than the file.
         if len(groups) > _MOST_GROUPS:
             return EXPAND
         held = self._held
@@ -318,6 +325,7 @@ class PiecewiseManifest:
         self._put(start, data)
         decoded = decode_groups(self.id, self._reader, [group])
         self._held = {**self._held, group: decoded}
+        # The columns are decoded; the bytes of the group would stay as long as the manifest.
         self._data[start:stop] = 0
 
     def _put(self, start: int, data: bytes | memoryview) -> None:

@@ -59,6 +59,8 @@ class _Others:
     def id_of(self, name: str) -> bytes:
         raw = blake2b(name.encode(), digest_size=ID_BYTES).digest()
         with self._lock:
+            # Twelve bytes of a hash can be made to collide; then neither file is read for the
+            # other.
             if self._names.setdefault(raw, name) != name:
                 raise FormatError(f"The names {name!r:.100} and {self._names[raw]!r:.100} collide.")
         return raw
@@ -122,6 +124,8 @@ def _parsed(text: str) -> bytes | None:
         raw = SnapshotId.parse(text)
     except InvalidInputError:
         return None
+    # Parsing is lenient. Only the canonical text may stand for an id, or two names would become one
+    # file.
     return bytes(raw) if len(raw) == ID_BYTES and str(raw) == text else None
 
 

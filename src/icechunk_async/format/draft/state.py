@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _MAX_GENERATION: Final = 1 << 63
+# Python has no later times, and so cannot show them.
 _MAX_MS: Final = 253_402_300_799_000
 """The end of the year 9999."""
 _US: Final = 1000
@@ -91,6 +92,8 @@ class State:
     def stamped(self, generation: int) -> Self:
         """Return the state to write in place of that of a generation, with a new mark."""
         mark = clock.random_bytes(_MARK_BYTES).hex()
+        # A writer without a reply reads its mark in a later state. That works unless this number of
+        # other writers of this library were faster.
         marks = (*self.marks, mark)[-_KEPT_MARKS:]
         return replace(self, generation=generation + 1, marks=marks)
 
@@ -225,10 +228,13 @@ def decode_state(data: bytes | memoryview) -> State:
     # Parents may be listed after their children, so ids come first.
     entries = (_read_entry(part, ids) for part in listed)
     snapshots = {entry.info.id: entry for entry in entries}
+    # Names of others become hashes, and two could have one.
     if len(snapshots) != len(listed):
         raise document.fault("has snapshots whose ids cannot be told apart")
     refs = _read_refs(document, ids)
     if _MAIN not in refs and snapshots:
+        # Of equally old ones the last in the list: writers append, and `max` takes the first that
+        # it meets.
         newest = max(reversed([*snapshots.values()]), key=lambda it: it.info.flushed_at)
         refs[_MAIN] = Ref("branch", newest.info.id)
     ours = document.part(_OURS) if document.has(_OURS) else None

@@ -266,6 +266,8 @@ class AlphaHistory:
                 seen.add(info.id)
                 yield info
             last = await self._assets.snapshot(wanted[-1])
+            # Doubled each round: who looks at the newest few pays for few, and a long walk is not
+            # one request after the other.
             ahead = min(2 * ahead, _MAX_AHEAD)
             wanted = [it.id for it in last.ancestors[:ahead]]
 
@@ -309,6 +311,8 @@ class AlphaHistory:
                 await self._check_not_migrated()
                 raise branch_moved(branch, parent_id, tip)
             self._check_open(now)
+            # A branch that was reset to where it is, or a migration that was undone: nobody's
+            # changes are in between.
             seen = now  # another entry for the same snapshot
             await self._backoff.wait(attempt)
         raise ConflictError(
@@ -392,6 +396,7 @@ class AlphaHistory:
         """
         try:
             main = await self._refs.newest(MAIN)
+        # A migration deletes the numbered files once its repo info is in force.
         except FormatError:  # perhaps its files are being deleted
             main = None
         if main is not None and main.ref.state is not BranchState.MIGRATED:
@@ -496,6 +501,7 @@ async def _load_config(storage: Storage) -> StoredConfig:
 
 async def _detect(storage: Storage) -> Callable[[], Found] | None:
     if not storage.capabilities.listing:
+        # Web servers cannot list; the later formats open from fixed keys.
         return None  # the newest number of a branch is found in a listing
     newest = await AlphaRefs(storage).numbered(MAIN).newest()
     if newest is None:

@@ -107,6 +107,7 @@ class DraftHistory:
         """
         state = await self._state()
         first: SnapshotInfo | None = None
+        # The newest first, so that the loop ends with the first snapshot if all are younger.
         for first in _ancestry(state, _tip(state, name)):
             if first.flushed_at <= moment_us:
                 return first.id
@@ -227,6 +228,8 @@ class DraftHistory:
 
         seen = self._file.seen.state
         if isinstance(publication, Commit):
+            # If the newest state that was seen fits, it is written against without reading it
+            # again.
             from_seen = seen.of_kind("branch").get(publication.branch) == parent_id
         else:
             from_seen = parent_id in seen.snapshots
@@ -242,6 +245,8 @@ class DraftHistory:
         text = encode_config(config, 1).decode()
 
         def edit(state: State) -> State:
+            # Compared as stored text: whatever differs was written by somebody else since it was
+            # read.
             if state.config != replacing.state:
                 raise config_changed()
             return state.with_config(text)
@@ -261,6 +266,7 @@ class DraftHistory:
             return Audit({}, None, (Fault("repo", STATE, "missing", f"{STATE!r} is missing."),))
         try:
             state = read_state(retrieved).state
+            # Only to find circles: that each parent is there follows from decoding.
             for tip in {ref.target for ref in state.refs.values()}:
                 for _ in _ancestry(state, tip):
                     pass

@@ -165,6 +165,7 @@ def _listed(flags: tuple[int, ...] | None, number: int, present: bool) -> tuple[
     """Return a list with a flag or without it; one that never held any stays absent."""
     if flags is None and not present:
         return None
+    # Flags of later versions stay: this library does not know them, and must not switch them.
     others = {*(flags or ())} - {number}
     return tuple(sorted({*others, number} if present else others))
 
@@ -174,6 +175,8 @@ def replace_metadata(metadata: Mapping[str, JSON]) -> Edit:
     encode_items(metadata, _SPEC)  # refuses what is no JSON before anything is asked
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        # Protection of branches is among the metadata, and a user who replaces all of it does not
+        # mean that.
         items = tuple(encode_items(keeping_protection(info, metadata), _SPEC))
         return replace(info, raw_metadata=items), MetadataChanged()
 
@@ -185,6 +188,7 @@ def merge_metadata(metadata: Mapping[str, JSON]) -> Edit:
     items = encode_items(metadata, _SPEC)
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        # On the stored bytes: values of others are carried along as they were written.
         merged = {**dict(info.raw_metadata), **dict(items)}
         return replace(info, raw_metadata=tuple(sorted(merged.items()))), MetadataChanged()
 
@@ -268,6 +272,8 @@ def create_branch(name: str, snapshot_id: SnapshotId) -> Edit:
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         if name in info.branches:
             raise branch_exists(name)
+        # Refs are stored as places in the list of snapshots (spec, "Repo info file"), so the target
+        # must be listed.
         find_snapshot(info, snapshot_id)
         return replace(info, branches={**info.branches, name: snapshot_id}), BranchCreated(name)
 
@@ -315,6 +321,7 @@ def create_tag(name: str, snapshot_id: SnapshotId) -> Edit:
         check_feature(info, _CREATE_TAG)
         if name in info.tags:
             raise tag_exists(name)
+        # A tag that was deleted must not come back as another snapshot (spec, "Tags").
         if name in info.deleted_tags:
             raise tag_was_deleted(name)
         find_snapshot(info, snapshot_id)
@@ -351,6 +358,8 @@ def publication_edit(publication: Publication) -> Edit:
     """Return the edit that makes a snapshot known."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        # Chunks that were taken over belong to these snapshots. Once one is dropped, collection may
+        # delete them.
         if gone := publication.sources - info.snapshots.keys():
             raise source_is_gone(min(gone))
         match publication:
@@ -369,6 +378,8 @@ def publication_edit(publication: Publication) -> Edit:
                     )
                 entry = replace(
                     _entry(snapshot, replaced.parent_id),
+                    # The new snapshot takes the place of the old one, also before the logs of
+                    # expired snapshots.
                     pruned_ancestor_logs=replaced.pruned_ancestor_logs,
                 )
                 detail = CommitAmended(branch, replaced_id, snapshot.id)
@@ -416,8 +427,10 @@ def expire(info: RepoInfo, rule: Expiration) -> tuple[RepoInfo, frozenset[Snapsh
     if len(tags) < len(info.tags):
         check_feature(info, _DELETE_TAG)
     if rule.delete_branches:
+        # ``main`` always exists (spec, "Branches").
         keep = {MAIN, *protections_in(info)}
         branches = {name: tip for name, tip in branches.items() if name in keep or tip not in old}
+    # After the refs: a tip whose branch goes may be dropped, too.
     dropped = frozenset(old - {*tags.values(), *branches.values()})
     deleted = info.deleted_tags | (info.tags.keys() - tags.keys())
     kept_refs = replace(info, tags=tags, branches=branches, deleted_tags=deleted)
@@ -477,6 +490,7 @@ def _with_other_parent(
         parent, passed, pruned = passed[place], passed[:place], pruned[:place]
     between = zip(reversed(passed), reversed(pruned), strict=True)
     logs = [log for it, older in between for log in (*older, it)]
+    # Its own come last: they are of snapshots between it and the parent that it had so far.
     logs += orphan.pruned_ancestor_logs
     return replace(orphan, parent_id=parent, pruned_ancestor_logs=tuple(logs))
 

@@ -127,6 +127,7 @@ class RepoInfoFile:
     def _remember(self, seen: Seen) -> Seen:
         """Keep the newer of two states; there is no await between comparing and keeping."""
         newest = self._newest.seen
+        # Replies may overtake each other; the time of the log only grows (spec, "Operations log").
         if newest is None or seen.info.updated_at >= newest.info.updated_at:
             self._newest.seen = seen
         return seen
@@ -163,6 +164,7 @@ class RepoInfoFile:
         """
         with self._newest.line.join() as place:
             if store is not None and not place.has_turn:
+                # Files are the slow part, and do not depend on the state that is edited.
                 await store()  # while others have their turn
                 store = None
             await place.wait(lambda: _PATIENCE_SECONDS)
@@ -182,6 +184,7 @@ class RepoInfoFile:
                 # The edit is applied anew to each state: it decides and refuses by what is there
                 # when it is written, not by what was read before.
                 next_info, detail = change.edit(seen.info)
+                # Another name for each try, since by it a write of unknown outcome is recognised.
                 backup = new_backup_name(REPO_INFO)
                 attempts.append(backup)
                 next_info = edits.push_update(
@@ -217,6 +220,8 @@ class RepoInfoFile:
                 doubt.settle(seen.version)
                 change.edit(seen.info)  # refuses where no further try is worth a pause
                 # Others are quick, or the storage gives no answers.
+                # In proportion to a try: behind a fast storage long pauses would waste most of the
+                # time.
                 longest = _LONGEST_PAUSE_TRIES * (anyio.current_time() - began)
                 await backoff.wait(attempt, None if doubt.error else longest)
                 seen = await self.refresh()
@@ -236,6 +241,8 @@ class RepoInfoFile:
     async def _write(self, info: RepoInfo, seen: Seen) -> Seen:
         payload = encode_repo_info(info)
         data = pack(payload, FileType.REPO_INFO, 2, level=self._settings.compression_level)
+        # The only moment at which a change becomes visible; everything before it can be thrown
+        # away.
         version = await self._storage.put(REPO_INFO, data, if_version=seen.version)
         if not info.is_light:  # what lies on top of an older file is in the new one, to be copied
             info = decode_repo_info(Envelope(2, payload))

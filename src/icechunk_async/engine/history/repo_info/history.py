@@ -119,6 +119,7 @@ class RepoInfoState:
 
     async def set_status(self, status: RepoStatus) -> None:
         """Replace the repository's status."""
+        # Else nobody could set a repository back to online.
         await self._file.update(edits.change_status(status), despite_status=True)
 
     def check_online(self) -> None:
@@ -169,6 +170,8 @@ class RepoInfoState:
             backup = info.before_updates
             if backup is None:
                 return
+            # Backups are bytes that need not be trusted: names that lead back would be followed for
+            # ever.
             if backup in read:
                 raise FormatError(
                     f"The operations log forms a circle: {backup_key(backup)!r} continues it twice."
@@ -310,6 +313,7 @@ class RepoInfoHistory:
 
     async def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
         """Iterate from a snapshot to its root. Cost: at most one conditional request."""
+        # One state is walked to its end: a change meanwhile would mix two histories.
         for info in (await self._listing(snapshot_id)).ancestry(snapshot_id):
             yield info
 

@@ -258,6 +258,8 @@ class Deriving:
         """Store a manifest, unless it is there already."""
         count = sum(map(len, refs.values()))
         size_bytes = self._present.manifests.get(manifest_id)
+        # Names are hashes of what is taken from which manifest, so one that an interrupted copy
+        # left is the same.
         if size_bytes is not None:
             self._transfer.skipped += 1
             return ManifestFileInfo(manifest_id, size_bytes, count)
@@ -449,6 +451,7 @@ def _in_order(lines: Mapping[SnapshotId, SnapshotInfo]) -> list[SnapshotId]:
         parent_id = it.parent_id if it.parent_id in lines else None
         children.setdefault(parent_id, []).append(it.id)
     found: list[SnapshotId] = []
+    # Sorted, so that two copies do the same in the same order.
     waiting = sorted(children.get(None, ()), reverse=True)
     while waiting:
         found.append(waiting.pop())

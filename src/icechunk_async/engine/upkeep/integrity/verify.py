@@ -84,6 +84,7 @@ __all__ = [
     "verify",
 ]
 
+# Draws are hashes of 64 bits, so a share is a part of their range.
 _SHARE_BITS: Final = 64
 _MOST_LOCATED: Final = 1000
 """Findings whose array and coordinates are looked up."""
@@ -169,6 +170,8 @@ async def prepare(
     if tips is None:
         refs = _chosen(audit, options.refs)
     else:
+        # A continued run looks at what the first one looked at: with other tips the order of
+        # pieces, and so the place to continue at, would be another.
         refs = {name: SnapshotId.parse(it) for name, it in tips.items()}
         if audit.infos is not None:
             gone = [name for name, it in refs.items() if it not in audit.infos]
@@ -207,6 +210,7 @@ def _chosen(audit: Audit, names: tuple[str, ...] | None) -> dict[str, SnapshotId
     """Return the refs to look at."""
     if names is None:
         return dict(audit.refs)
+    # A ref whose file is damaged is reported as damaged, not as one that does not exist.
     broken = {it.key for it in audit.faults}
     chosen: dict[str, SnapshotId] = {}
     for name in names:
@@ -285,7 +289,10 @@ async def _inline(
         if codecs == NO_CODECS or not len(rows):
             continue
         if options.sample is not None:
+            # Drawn by what the chunk is, not by its turn: two runs with one seed look at the same
+            # ones.
             names = [b"%b %d %d" % (use.id, row, options.seed) for row in rows.tolist()]
+            # A CRC has 32 bits; shifted, it spreads over the range of which a share is taken.
             hashes = np.array([zlib.crc32(it) << 32 for it in names], np.uint64)
             drawn = rows[_lowest(hashes, options.sample)]
             contents.not_drawn += len(rows) - len(drawn)
@@ -345,6 +352,7 @@ def draw(needed: NeededObjects, options: VerifyOptions) -> Drawn:
 def _lowest(draws: Any, sample: float) -> Any:
     """Return the rows of a sample, ascending."""
     if isinstance(sample, float):
+        # 1.0 times 2^64 has no place in 64 bits.
         if sample >= 1:
             return np.arange(len(draws))
         return np.flatnonzero(draws < np.uint64(int(sample * 2.0**_SHARE_BITS)))
@@ -366,6 +374,8 @@ class Checkpoint:
         """Keep the state."""
         if self.file is None or self.state is None:
             return
+        # Findings of chunks that were read. Those of objects are found again by the next run, which
+        # looks anew.
         mine = [it for _, it in found.findings if it.offset is not None]
         now = replace(
             self.state,
@@ -537,6 +547,7 @@ async def verify(
     progress = progress or no_progress
     with telemetry.span("verify", level=options.level.name.lower()):
         state = None if file is None else await file.load()
+        # What was read with other options would count as looked at with these.
         if state is not None and state.options != options.plain():
             raise InvalidInputError(
                 f"The interrupted verification was of {state.options}, and this one is of "
@@ -545,6 +556,8 @@ async def verify(
         begun = await prepare(engine, options, progress, None if state is None else state.refs)
         if file is not None and state is None:
             state = VerifyState(options.plain(), {key: str(it) for key, it in begun.refs.items()})
+            # Before anything is read, so that the tips of this moment are known to a run that
+            # continues.
             await file.save(state)
         assets = uncached(engine)
         contents = Contents(
@@ -561,6 +574,7 @@ async def verify(
         if state is not None:
             found = [*found, *(it for it in state.findings if it not in found)]
         findings = [*begun.findings, *problems, *found]
+        # A long run and a collection may overlap: what was expired meanwhile is not damage.
         findings = await _still_there(engine, options, begun, findings)
         report = report_of(engine, options, begun, Outcome(drawn, looked, contents), findings)
     if file is not None:
