@@ -20,11 +20,12 @@ from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async._runtime.blocking.portal import run
+from icechunk_async.errors import InvalidStoreKeyError
 from icechunk_async.sync.urls import repository_at, session_at
 from icechunk_async.urls import SCHEMES, IcechunkURL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from icechunk_async.session import AnySession
     from icechunk_async.sync.session import Session
@@ -65,6 +66,19 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
             self._session = session_at(repository, self._url)
         return self._session
 
+    def _ask[T](self, question: Callable[[AnySession], Coroutine[Any, Any, T]]) -> T | None:
+        """Ask the session; return None only for a path that is no key.
+
+        Programs take a missing key for a chunk that was never written, and show fill values. So
+        nothing else may look like one: no chunk that cannot be read, and no wrong ref.
+        """
+        try:
+            return run(self.session.handle.ask(question))
+        except InvalidStoreKeyError:
+            return None
+        except KeyError as error:  # what is not found here is no key
+            raise OSError(errno.EIO, str(error)) from error
+
     @classmethod
     def _inner(cls, path: str) -> IcechunkURL | None:
         """Return the URL in a path, if there is one."""
@@ -94,7 +108,7 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
         async def found(session: AnySession) -> list[str]:
             return [it async for it in session.store.list_dir(path)]
 
-        names = run(self.session.handle.ask(found))
+        names = self._ask(found) or []
         if not names:
             info = self.info(path)  # raises if there is no such key
             if info["type"] == "file":
@@ -116,13 +130,18 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
                 return {"name": path, "size": 0, "type": "directory"}
             return {"name": path, "size": 0, "type": "directory"} if not path else None
 
-        try:
-            found = run(self.session.handle.ask(look))
-        except (ValueError, KeyError):  # no key of Zarr
-            found = None
+        found = self._ask(look)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "There is no such key", path)
         return found
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        """Return whether there is a key or keys below it; errors are not taken for no."""
+        try:
+            self.info(path, **kwargs)
+        except FileNotFoundError:
+            return False
+        return True
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -135,10 +154,7 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
             value = await session.store.get(path, default_buffer_prototype())
             return None if value is None else value.to_bytes()
 
-        try:
-            data = run(self.session.handle.ask(read))
-        except (ValueError, KeyError):
-            data = None
+        data = self._ask(read)
         if data is None:
             raise FileNotFoundError(errno.ENOENT, "There is no such key", path)
         return data[start:end]

@@ -17,6 +17,7 @@ import zarr
 from dask.base import compute
 from dask.layers import ArraySliceDep
 
+from icechunk_async.errors import WrongTypeError
 from icechunk_async.sync.distributed import extract_session, merge_sessions
 from icechunk_async.sync.errors import InvalidInputError, translated
 from icechunk_async.sync.session import ForkSession
@@ -94,7 +95,8 @@ def store_dask(
 
     Raises:
         InvalidInputError: two blocks of a source share a chunk of its target, so that one
-            could overwrite the other's part; or an argument is wrong. Nothing was written.
+            could overwrite the other's part; or an argument is wrong, such as a target of a
+            session that is no fork, whose commit would lack the values. Nothing was written.
         IcechunkError: a worker failed. The fork may have some of the changes: drop it.
     """
     unsupported = sorted(set(_FIXED) & set(store_kwargs))
@@ -112,6 +114,7 @@ def store_dask(
         )
     with translated():
         for source, target, region in zip(sources, targets, wanted, strict=True):
+            _check_target(target)
             check_blocks(source.chunks, target, region)
     written = [
         da.map_blocks(
@@ -127,6 +130,16 @@ def store_dask(
         for source, target, region in zip(sources, targets, wanted, strict=True)
     ]
     return session_merge_reduction(written, split_every=split_every, **store_kwargs)
+
+
+def _check_target(target: zarr.Array[Any]) -> None:
+    session = extract_session(target)
+    if not isinstance(session, ForkSession):
+        raise WrongTypeError(
+            f"The target {target.path!r} is an array of a {type(session).__name__}, which would be "
+            "committed without what the workers write. Open it from Session.fork().store, and pass "
+            "what store_dask returns to Session.merge before the commit."
+        )
 
 
 def _write_block(

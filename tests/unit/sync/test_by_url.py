@@ -275,6 +275,66 @@ def test_fsspec_reads_keys_of_a_hierarchy(place: Place) -> None:
         files.open("g/zarr.json", "wb")
 
 
+def test_fsspec_takes_nothing_but_a_missing_key_for_one(place: Place, tmp_path: Path) -> None:
+    """Zarr would show fill values: for chunks that cannot be read, and for all of a wrong ref."""
+    source = tmp_path / "source" / "values"
+    source.parent.mkdir()
+    source.write_bytes(np.arange(1.0, 5.0).tobytes())
+    prefix = f"file://{source.parent}/"
+    config = icechunk.RepositoryConfig.default()
+    config.set_virtual_chunk_container(
+        icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(prefix))
+    )
+    with icechunk.Repository.create(tmp_path / "virtual", config=config) as repository:
+        session = repository.writable_session("main")
+        zarr.create_array(session.store, name="a", shape=4, dtype="f8", compressors=None)
+        session.store.set_virtual_ref("a/c/0", f"{prefix}values", offset=0, length=32)
+        session.commit("four values")
+    virtual = f"icechunk://{tmp_path}/virtual/|icechunk:"
+    with pytest.raises(icechunk.IcechunkError, match="not authorised"):
+        zarr.open_group(virtual, mode="r")["a"][:]  # type: ignore[index]
+    for url in (place.url("@tag.v9"), f"{tmp_path}/nothing/|icechunk:"):
+        files: Any = fsspec.filesystem("icechunk", url=url)
+        for ask in (files.cat_file, files.info, files.ls, files.exists):
+            with pytest.raises(OSError, match="There is no") as caught:
+                ask("g/h/a/c/0")
+            assert not isinstance(caught.value, FileNotFoundError)
+    files = fsspec.filesystem("icechunk", url=place.url("@tag.v1"))
+    for key in ("g/h/a/c/7", "g/h/a/c/0/0", "g//h", "g/h/a/zarr", ".zgroup"):
+        assert not files.exists(key), key
+        with pytest.raises(FileNotFoundError):
+            files.cat_file(key)
+
+
+def test_xarray_opens_a_tree_of_groups(place: Place) -> None:
+    """Each of its datasets knows where it is from."""
+    for url, first in place.urls.items():
+        tree = xr.open_datatree(url, engine="icechunk-async")
+        assert int(tree.a[0]) == first
+    for url in (place.url("@tag.v1"), place.url("@tag.v1/g")):
+        tree = xr.open_datatree(url, engine="icechunk-async")
+        leaf = tree["g/h" if url.endswith("v1") else "h"].to_dataset()
+        assert leaf.a.values.tolist() == [0, 1, 2, 3, 4, 5]
+        assert (leaf.icechunk.snapshot_id, leaf.icechunk.group) == (place.first, "g/h")
+    groups = xr.open_groups(place.url("g"), engine="icechunk-async")
+    assert {path.strip("./"): it.icechunk.group for path, it in groups.items()} == {
+        "": "g",
+        "h": "g/h",
+    }
+    with pytest.raises(FileNotFoundError, match=r"^There is no group 'nothing' in .*URL\.$"):
+        xr.open_datatree(place.url("nothing"), engine="icechunk-async")
+
+
+def test_xarray_says_how_a_state_and_a_group_are_named(place: Place) -> None:
+    """Sessions take a branch or a tag; the engine has one argument for all."""
+    for named in ("branch", "tag", "snapshot_id", "as_of"):
+        given: dict[str, Any] = {named: "main"}
+        with pytest.raises(icechunk.InvalidInputError, match=rf"no {named}=\. .* with ref="):
+            opened_by(place.url("g/h"), **given)
+    with pytest.raises(FileNotFoundError, match=r"an array and no group at 'g/h/a'"):
+        opened_by(place.url("g/h/a"))
+
+
 def test_arrow_reads_the_rows_of_a_url(place: Place) -> None:
     """The group is that of the URL; one more lies below it."""
     for url, first in place.urls.items():
@@ -311,6 +371,12 @@ def test_a_repository_is_opened_whole_in_blocking_code(place: Place) -> None:
         assert repository.list_tags() == {"v1"}
     with pytest.raises(icechunk.IcechunkError, match=r"a repository is opened whole.*open_url"):
         icechunk.Repository.open(place.url("g"))
+    path = place.location.removeprefix("file://")
+    with icechunk.Repository.open(f"{path}|icechunk:") as repository:
+        assert repository.list_tags() == {"v1"}
+    for call in (icechunk.Repository.open, icechunk.Repository.create, icechunk.Repository.exists):
+        with pytest.raises(icechunk.IcechunkError, match="a repository is opened whole"):
+            call(f"{path}/|icechunk:@tag.v1")
 
 
 def test_secrets_of_a_url_are_shown_nowhere() -> None:

@@ -136,6 +136,16 @@ def test_wrong_arguments_are_named(repository: icechunk.Repository) -> None:
         store_dask(sources=[source], targets=[_open(fork)], lock=True, compute=False)
 
 
+def test_targets_are_arrays_of_a_fork(repository: icechunk.Repository) -> None:
+    """A session would be committed without the values, which are in the fork that is returned."""
+    session = repository.writable_session("main")
+    source = da.from_array(VALUES, chunks=(10, 30))
+    for target in (_open(session), _open(repository.readonly_session("main"))):
+        with pytest.raises(icechunk.InvalidInputError, match=r"'a' is .* Session\.fork\(\)\.store"):
+            store_dask(sources=[source], targets=[target], scheduler="sync")
+    assert not session.has_uncommitted_changes
+
+
 def test_a_worker_that_fails_makes_nothing_visible(repository: icechunk.Repository) -> None:
     """Its error arrives; the session has none of the changes."""
 

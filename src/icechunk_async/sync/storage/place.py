@@ -212,9 +212,13 @@ class Storage(Displayed):
 
         Raises:
             StorageError: the URL is empty, or has one slash after its scheme, such as
-                ``dbfs:/data``.
+                ``dbfs:/data``; or it names a part of a repository.
         """
         with translated():
+            if isinstance(url, str) and "|" in url:
+                from icechunk_async.urls import plain_location  # noqa: PLC0415 -- loaded when it is used
+
+                url = plain_location(url)
             location = normalize_url(url)
         return cls(location, options, rows={"type": "url", "url": location})
 
