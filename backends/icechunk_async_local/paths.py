@@ -74,6 +74,8 @@ def place_of(key: str) -> Place:
     Raises:
         InvalidObjectKeyError: no key may look like this, or no file name can.
     """
+    if key.isalnum() and len(key) <= _SHORT:
+        return Place(key, (), key.encode())
     if is_plain(key):
         folder, _, name_below = key.partition("/")
         return Place(key, (folder.encode(),), name_below.encode())

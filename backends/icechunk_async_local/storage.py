@@ -351,6 +351,10 @@ class LocalStorage:
         with self._small_writes:
             return self._files.write(place, data, None)
 
+    def is_at(self, key: str, version: Version) -> bool:
+        """Return whether a file is known to be at a version, without waiting."""
+        return not self._closed and self._at_once.is_at(place_of(key), version)
+
     def _place(self, key: str) -> Place:
         self._check_open()
         return place_of(key)

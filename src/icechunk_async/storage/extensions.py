@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from icechunk_async.storage.protocol import Storage
+    from icechunk_async.storage.protocol import Storage, Version
 
 __all__ = [
     "ByteReads",
@@ -25,6 +25,7 @@ __all__ = [
     "PlacedRange",
     "QueuesWriters",
     "TellsTime",
+    "TellsUnchanged",
     "Unfinished",
     "UnfinishedWrites",
     "WriterNumber",
@@ -88,6 +89,21 @@ class ByteReads(Protocol):
 
         It may be called on an event loop. It also returns None after many reads in a row, so that
         the caller awaits and other tasks get their turn.
+        """
+        ...
+
+
+@runtime_checkable
+class TellsUnchanged(Protocol):
+    """An optional operation: telling without waiting that an object is what it was.
+
+    An addition to `Storage`. Callable from any thread, also at the same time.
+    """
+
+    def is_at(self, key: str, version: Version) -> bool:
+        """Return whether an object is known to be at a version; after False ask ``get_if_changed``.
+
+        It neither waits nor raises.
         """
         ...
 

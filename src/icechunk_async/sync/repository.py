@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, override
 
 from anyio import to_thread
 
-from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
+from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator, in_memory
 from icechunk_async._runtime.blocking.pairs import (
     asked,
     awaited,
@@ -636,7 +636,29 @@ class Repository(Displayed):
         Raises:
             RefNotFoundError, SnapshotNotFoundError: there is no such branch, tag or snapshot.
         """
+        known = self._known_ancestry(branch, tag, snapshot_id, ref)
+        if known is not None:
+            return known
         return self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id, ref=ref).begun()
+
+    def _known_ancestry(self, *named: str | None) -> Iterator[SnapshotInfo] | None:
+        """Return the ancestry if it is in memory, and known to be that of now without waiting."""
+        check_one(*named)
+        ready = self.handle.ready
+        state = None if ready is None else ready.engine.history.state
+        info = None if state is None else state.known_now()
+        from icechunk_async.engine.versions.naming import known_ref  # noqa: PLC0415 -- on use
+
+        start = None if info is None else known_ref(info, *named)
+        if info is None or start is None:
+            return None
+
+        def pages() -> Iterator[list[SnapshotInfo]]:
+            with translated():
+                for page in info.ancestry_pages(start):
+                    yield SnapshotInfo.of_page(page)
+
+        return in_memory(pages())
 
     def async_ancestry(
         self,

@@ -15,6 +15,7 @@ import pytest
 
 from icechunk_async.errors import ObjectNotFoundError, StorageClosedError
 from icechunk_async.storage import ByteRange, SuffixRange, open_storage
+from icechunk_async.storage.extensions import TellsUnchanged
 from icechunk_async_local import batching
 from icechunk_async_local.at_once import MOST_BYTES, ReadsAtOnce
 from icechunk_async_local.paths import place_of
@@ -72,6 +73,26 @@ async def test_a_replaced_file_is_seen(tmp_path: Path) -> None:
             versions.add(found.version)
             assert bytes(found.data) == body
         assert len(versions) == 3
+
+
+@pytest.mark.usefixtures("reads")
+async def test_that_a_file_did_not_change_is_told_without_waiting(
+    tmp_path: Path, hops: list[str]
+) -> None:
+    """On any thread; else it has to be asked for, also where the storage is closed."""
+    async with open_storage(tmp_path) as storage:
+        assert isinstance(storage, TellsUnchanged)
+        first = await storage.put("repo", b"one")
+        hops.clear()
+        assert storage.is_at("repo", first)
+        assert await asyncio.to_thread(storage.is_at, "repo", first)
+        assert hops == []
+        second = await storage.put("repo", b"two", if_version=first)
+        assert (storage.is_at("repo", first), storage.is_at("repo", second)) == (False, True)
+        await storage.delete(["repo"])
+        assert not storage.is_at("repo", second)
+        second = await storage.put("repo", b"two")
+    assert not storage.is_at("repo", second)
 
 
 def _forget(path: Path) -> None:

@@ -96,14 +96,14 @@ def test_pages_show_what_single_snapshots_show(
     ]
 
 
-def test_damaged_properties_are_those_of_one_snapshot() -> None:
+@pytest.mark.parametrize(("count", "number"), [(300, 40), (3, 1)])
+def test_damaged_properties_are_those_of_one_snapshot(count: int, number: int) -> None:
     """The others on its page are shown."""
-    info = history(
-        300, lambda it, info: replace(info, raw_metadata=(("k", b"\xff\xff"),) if it == 40 else ())
-    )
+    raw = (("k", b"\xff\xff"),)
+    info = history(count, lambda it, info: replace(info, raw_metadata=raw if it == number else ()))
     found = found_in(info)
-    damaged = found[300 - 1 - 40]
-    assert [it.metadata for it in found if it is not damaged] == [{}] * 299
+    damaged = found[count - 1 - number]
+    assert [it.metadata for it in found if it is not damaged] == [{}] * (count - 1)
     with pytest.raises(Exception, match="metadata item 'k'"):
         _ = damaged.metadata
 

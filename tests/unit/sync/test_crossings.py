@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +13,14 @@ from zarr.core.sync import sync
 
 import icechunk_async.sync as icechunk
 from icechunk_async._runtime.blocking import portal
+from icechunk_async._runtime.blocking.portal import run
+from icechunk_async.errors import FormatError
+from icechunk_async.format.repo_info import RepoInfo
+from icechunk_async_local.at_once import ReadsAtOnce
 from tests.helpers import array_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 PROTOTYPE = default_buffer_prototype()
 
@@ -49,6 +53,11 @@ def crossings(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> tu
     with monkeypatch.context() as patch:
         patch.setattr(portal._Portal, "run", counted)
         return call(), count
+
+
+async def collected(items: AsyncIterator[Any]) -> list[Any]:
+    """Return all items."""
+    return [it async for it in items]
 
 
 def test_chunk_types_are_told_from_memory(
@@ -105,6 +114,61 @@ def test_ids_of_nodes_and_known_snapshots_are_told_from_memory(
             repository.lookup_snapshot(wrong)
     with pytest.raises(icechunk.IcechunkError, match="/nothing"):
         session.get_node_id("/nothing")
+
+
+def test_the_ancestry_of_a_branch_that_did_not_move_is_told_from_memory(
+    repository: icechunk.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it moved is seen without waiting. Others may have moved it, or removed all."""
+    if not ReadsAtOnce(tmp_path).active:
+        pytest.skip("only Linux on a local file system looks without waiting")
+    tip = repository.lookup_branch("main")
+    repository.create_tag("v1", tip)
+    expected = [it.id for it in run(collected(repository.async_ancestry(branch="main")))]
+    assert (expected[0], len(expected)) == (tip, 2)
+
+    def line(**named: str) -> list[str]:
+        return [it.id for it in repository.ancestry(**named)]
+
+    found = ("branch", "main"), ("tag", "v1"), ("snapshot_id", tip), ("ref", "main"), ("ref", "v1")
+    for kind, name in found:
+        assert crossings(monkeypatch, partial(line, **{kind: name})) == (expected, 0)
+    assert line(ref="main~1") == expected[1:]
+    missing = ("branch", "v1"), ("tag", "main"), ("ref", "x"), ("snapshot_id", "0" * 20)
+    for kind, name in (*missing, ("snapshot_id", "x")):
+        with pytest.raises(icechunk.IcechunkError, match=name):
+            repository.ancestry(**{kind: name})
+    with pytest.raises(icechunk.IcechunkError, match="one of"):
+        repository.ancestry()
+
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-copy"
+    shutil.copytree(tmp_path, elsewhere)
+    other = icechunk.Repository.open(icechunk.local_filesystem_storage(str(elsewhere)))
+    changed = other.writable_session("main").commit("elsewhere", allow_empty=True)
+    (elsewhere / "repo").rename(tmp_path / "repo")
+    (elsewhere / "snapshots" / changed).rename(tmp_path / "snapshots" / changed)
+    assert line(branch="main") == [changed, *expected]
+    assert crossings(monkeypatch, partial(line, branch="main")) == ([changed, *expected], 0)
+    (tmp_path / "repo").unlink()
+    with pytest.raises(icechunk.IcechunkError, match="removed"):
+        repository.ancestry(branch="main")
+
+
+def test_errors_in_what_is_told_from_memory_are_those_of_the_facade(
+    repository: icechunk.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They show the caller's line."""
+    if not ReadsAtOnce(tmp_path).active:
+        pytest.skip("only Linux on a local file system looks without waiting")
+
+    def damaged(*_: object) -> Iterator[Any]:
+        yield []
+        raise FormatError("a circle")
+
+    monkeypatch.setattr(RepoInfo, "ancestry_pages", damaged)
+    with pytest.raises(icechunk.IcechunkError, match="a circle") as caught:
+        list(repository.ancestry(branch="main"))
+    assert [Path(it.path).name for it in caught.traceback] == [Path(__file__).name]
 
 
 def test_the_state_of_a_session_is_told_from_memory(

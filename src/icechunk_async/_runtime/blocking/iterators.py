@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from icechunk_async._runtime.blocking.portal import run, run_async
 from icechunk_async._runtime.blocking.tracebacks import Shortened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
-__all__ = ["AsyncCloseableIterator"]
+__all__ = ["AsyncCloseableIterator", "in_memory"]
+
+
+def in_memory[T](pages: Iterator[list[T]]) -> Iterator[T]:
+    """Return an iterator over the items of pages that are made on the caller's thread.
+
+    Errors of theirs show the caller. Cost: no step of the interpreter for an item.
+    """
+    return chain.from_iterable(_shortened(pages))
+
+
+def _shortened[T](pages: Iterator[T]) -> Iterator[T]:
+    with Shortened():
+        yield from pages
+
 
 _LARGEST_BATCH: Final = 256
 _LARGEST_PARTS: Final = 100_000

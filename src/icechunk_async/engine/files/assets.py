@@ -22,7 +22,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.storage import BlockingStorage
-from icechunk_async.storage.extensions import ByteReads
+from icechunk_async.storage.extensions import ByteReads, TellsUnchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.held import HeldManifest
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
-    from icechunk_async.storage import Storage
+    from icechunk_async.storage import Storage, Version
 
 __all__ = ["Assets", "BlockingFiles"]
 
@@ -171,6 +171,12 @@ class Assets:
         from icechunk_async.engine.sidecars.statistics import StatisticsFiles  # noqa: PLC0415 -- on use
 
         return StatisticsFiles(self.storage, self._chunk_refs)
+
+    @cached_property
+    def is_unchanged(self) -> Callable[[str, Version], bool] | None:
+        """Tells without waiting, on any thread, whether an object is what it was, if that works."""
+        backend = self.backend
+        return backend.is_at if self._bypass and isinstance(backend, TellsUnchanged) else None
 
     async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
         """Run ``work``, on a thread if it handles enough bytes to hold up the event loop."""

@@ -275,6 +275,10 @@ class RepositoryState(Protocol):
         """Return the newest state that was read or written; from any thread."""
         ...
 
+    def known_now(self) -> RepoInfo | None:
+        """Return the whole state as of now if that needs no waiting; from any thread."""
+        ...
+
     async def replace_metadata(self, metadata: Mapping[str, JSON]) -> None:
         """Replace the repository's metadata.
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from icechunk_async.engine.open import Engine
+    from icechunk_async.format.repo_info import RepoInfo
 
-__all__ = ["find_ref"]
+__all__ = ["find_ref", "known_ref"]
 
 _FEWEST_LETTERS: Final = 4
 _LETTERS: Final = 20
@@ -62,6 +63,27 @@ async def find_ref(engine: Engine, ref: SnapshotId | str) -> SnapshotId:
         start = await _find(engine, steps["ref"], branches, tags)
         return await _before(engine, start, int(steps["count"] or 1), ref)
     return await _find(engine, ref, branches, tags)
+
+
+def known_ref(
+    info: RepoInfo, branch: str | None, tag: str | None, snapshot_id: str | None, ref: str | None
+) -> SnapshotId | None:
+    """Return the listed snapshot that one of these names in a state of the repository.
+
+    None also for a ref that only `find_ref` understands.
+    """
+    for name, kinds in (
+        (branch, (info.branches,)),
+        (tag, (info.tags,)),
+        (ref, (info.branches, info.tags)),
+    ):
+        if name is not None:
+            return next((it[name] for it in kinds if name in it), None)
+    try:
+        found = SnapshotId.parse(snapshot_id or "")
+    except InvalidInputError:
+        return None
+    return found if found in info.snapshots else None
 
 
 async def _find(

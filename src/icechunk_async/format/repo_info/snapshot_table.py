@@ -32,6 +32,7 @@ class SnapshotTable(TableList):
         """Look at the vector of entries; as `TableList`."""
         super().__init__(payload, first, count)
         self._known: dict[int, SnapshotInfo] = {}
+        self._last_found: tuple[bytes, int] = b"", 0
 
     @cached_property
     def columns(self) -> SnapshotColumns:
@@ -69,11 +70,15 @@ class SnapshotTable(TableList):
         Cost: the logarithm of their number; in proportion to it for the first id that is not found.
         """
         wanted: bytes = snapshot_id
+        last, row = self._last_found
+        if wanted == last:  # the tip of a branch, as a rule
+            return row
         # Lists are sorted by contract, which nothing enforces. What is not found where it should be
         # is looked up once more, in an order that is computed.
         if not self._has_column("order"):
             row = bisect_left(range(self._count), wanted, key=self.id)
             if row < self._count and self.id(row) == wanted:
+                self._last_found = wanted, row
                 return row
         place = self.place(wanted)
         if place == self._count:

@@ -33,6 +33,7 @@ NO_PARENT: Final = -1
 """The row of the parent of a root."""
 BLOCK: Final = 1024
 """Entries decoded at a time where all are asked for."""
+_SECOND_PAGE: Final = 256
 _LONGEST_PAGE: Final = 4096
 """Entries of a history handed on at a time."""
 _NAMES: Final = ("id", "parent_id", "flushed_at", "message")
@@ -115,7 +116,12 @@ class SnapshotInfo:
             self.pruned_ancestor_logs,
         )  # fmt: skip
 
-    @property
+    @cached_property
+    def id_text(self) -> str:
+        """The id as text."""
+        return str(self.id)
+
+    @cached_property
     def written_at(self) -> datetime:
         """When the snapshot was made, by its writer's clock; aware, UTC."""
         return from_us(self.flushed_at)
@@ -366,7 +372,7 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
                 if rows:
                     yield self._table.lazily(rows, row)
                 # Most callers stop after a few entries; others want all, as fast as they come.
-                size = min(8 * size, _LONGEST_PAGE)
+                size = min(max(8 * size, _SECOND_PAGE), _LONGEST_PAGE)
 
     def _line(
         self, stored: SnapshotTable, row: int, most: int

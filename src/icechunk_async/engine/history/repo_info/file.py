@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.storage import Retrieved, Storage, Version
 
-__all__ = ["RepoInfoFile", "Seen", "read_info"]
+__all__ = ["RepoInfoFile", "Seen", "Unchanged", "read_info"]
 
+type Unchanged = Callable[[str, Version], bool]
+"""Tells without waiting, on any thread, whether an object is what it was."""
 type _Store = Callable[[], Awaitable[None]]
 type _Admit = Callable[[RepoInfo, RepoInfo], Awaitable[None]]
 
@@ -89,10 +91,16 @@ class RepoInfoFile:
     """
 
     def __init__(
-        self, storage: Storage, seen: Seen, settings: HistorySettings, layout: str
+        self,
+        storage: Storage,
+        seen: Seen,
+        settings: HistorySettings,
+        layout: str,
+        is_unchanged: Unchanged | None = None,
     ) -> None:
         """Begin with a state just read or written."""
         self._storage = storage
+        self._is_unchanged = is_unchanged
         self._settings = settings
         self._newest = settings.known.part(_Newest, layout)
         self._remember(seen)
@@ -103,6 +111,13 @@ class RepoInfoFile:
         seen = self._newest.seen
         assert seen is not None  # since the beginning
         return seen
+
+    def known_now(self) -> RepoInfo | None:
+        """Return the state as of now if that needs no waiting; from any thread."""
+        seen, is_unchanged = self.seen, self._is_unchanged
+        if is_unchanged is None or not is_unchanged(REPO_INFO, seen.version):
+            return None
+        return seen.info
 
     async def refresh(self) -> Seen:
         """Return the state as of now. Cost: one conditional request."""

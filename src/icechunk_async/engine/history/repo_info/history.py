@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         ParentOf,
         Publication,
     )
+    from icechunk_async.engine.history.repo_info.file import Unchanged
     from icechunk_async.engine.history.way import Creating, HistorySettings
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
@@ -97,6 +98,10 @@ class RepoInfoState:
     def seen(self) -> RepoInfo:
         """Return the newest state that was read or written; from any thread."""
         return self._file.seen.info
+
+    def known_now(self) -> RepoInfo | None:
+        """Return the whole state as of now if that needs no waiting; from any thread."""
+        return self._file.known_now()
 
     async def replace_metadata(self, metadata: Mapping[str, JSON]) -> None:
         """Replace the repository's metadata."""
@@ -225,14 +230,21 @@ class RepoInfoHistory:
     spec_version = 2
     migration = None
 
-    def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings, kind: Kind) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        seen: Seen,
+        settings: HistorySettings,
+        kind: Kind,
+        is_unchanged: Unchanged | None,
+    ) -> None:
         """Begin with a state just read or written."""
         self.layout = kind.layout
         self.capabilities = kind.capabilities
         self.storage_needs = kind.storage_needs
         self._tidy = kind.tidy
         self._storage = storage
-        self._file = RepoInfoFile(storage, seen, settings, kind.layout)
+        self._file = RepoInfoFile(storage, seen, settings, kind.layout, is_unchanged)
         self._state = RepoInfoState(self._file)
 
     @property
@@ -468,8 +480,9 @@ def _found(kind: Kind, config: RepositoryConfig | None, seen: Seen, settings: Ow
 def _open(
     kind: Kind, seen: Seen, storage: Storage, assets: Assets, settings: HistorySettings
 ) -> RepoInfoHistory:
-    del assets  # ancestry is in the repo info
-    return RepoInfoHistory(storage, seen, settings, kind)
+    # A view shows an object that the storage itself may not have.
+    is_unchanged = assets.is_unchanged if kind.view is as_it_is else None
+    return RepoInfoHistory(storage, seen, settings, kind, is_unchanged)
 
 
 async def create_repo_info(new: Creating, kind: Kind) -> Found:
