@@ -163,10 +163,12 @@ async def upload_copy(
 async def _copy_parts(
     made: Upload, origin: Mapping[str, str], size_bytes: int
 ) -> list[dict[str, Any]]:
+    # S3 takes 10,000 parts at most, so parts of very large objects are larger.
     size = max(_COPIED_PART_BYTES, -(-size_bytes // _MOST_PARTS))
     parts: list[dict[str, Any]] = []
     for number, start in enumerate(range(0, size_bytes, size), start=1):
         asked = f"copying part {number} of {made.key!r} in"
+        # Ranges of HTTP include their last byte.
         last = min(start + size, size_bytes) - 1
         for tries_left in reversed(range(_TRIES_OF_A_PART)):
             try:
@@ -214,6 +216,8 @@ async def join(made: Upload, **conditions: str) -> Version:
         **conditions,
     )
     etag = parse_etag(done.get("ETag", ""))
+    # S3 keeps the connection alive with blanks after it sent 200, and may end the body with an
+    # error.
     if not etag:  # the status is sent before the work, so it alone proves nothing
         raise LostReplyError("the answer ended before it told a version")
     return Version(etag)
@@ -222,6 +226,7 @@ async def join(made: Upload, **conditions: str) -> Version:
 async def _send_parts(made: Upload, body: Body) -> list[dict[str, Any]]:
     size = max(_PART_BYTES, -(-len(body) // _MOST_PARTS))
     view = memoryview(body)
+    # S3 counts parts from 1.
     starts = iter(list(enumerate(range(0, len(view), size), start=1)))
     parts: dict[int, dict[str, Any]] = {}
     failures: list[IcechunkError] = []
@@ -264,6 +269,8 @@ async def _send_part(made: Upload, number: int, body: Body) -> dict[str, Any]:
                 if name.startswith("x-amz-checksum-") and name != "x-amz-checksum-type"
             }
             return {"PartNumber": number, "ETag": reply.headers["etag"], **sums}
+        # A part of a number replaces the one before it, so repeating is safe, unlike for whole
+        # objects.
         if reply.status < 500 or not tries_left:
             raise await transport.explain(reply, asked, made.key)
     raise AssertionError  # the last try returns or raises
@@ -293,6 +300,7 @@ async def abort(made: Upload) -> None:
     """Remove the parts, which cost money; the bucket's lifecycle rules remove the rest."""
     asked = "removing parts in"
     with (
+        # A cancellation is the usual reason to be here, and must not cancel this as well.
         anyio.move_on_after(_ABORT_SECONDS, shield=True),
         suppress(RefusedError, LostReplyError, IcechunkError),
     ):
@@ -391,6 +399,7 @@ class Writer:
             len(body) > self._options.multipart_threshold_bytes
             and await self._transport.joins_conditionally()
         )
+        # Never written unconditionally instead: the caller relies on the condition.
         if len(body) > _LARGEST_PUT_BYTES and not in_parts:
             raise UnsafeStorageError(
                 f"writing {key!r}: S3 takes at most {_LARGEST_PUT_BYTES} bytes in one request, and "
@@ -399,6 +408,8 @@ class Writer:
                 key=key,
                 option="conditional_multipart",
             )
+        # One id for all tries (decision 9): it is read back to tell our object from another's with
+        # the same bytes.
         write = _Write(key, full, body, expected, str(uuid4()), in_parts)
         try:
             return await self._settle(write)
@@ -412,6 +423,7 @@ class Writer:
         """Repeat a write until its outcome is known or the tries are used up."""
         for number in range(_TRIES):
             if number:
+                # At random, so that writers who collided do not meet again.
                 backoff = _FIRST_PAUSE_SECONDS * 2**number * (0.5 + random.random())  # noqa: S311
                 await anyio.sleep(max(backoff, write.pause_seconds))
             settled = await self._try(write)

@@ -411,6 +411,8 @@ def _class_name_of(kind: ErrorKind, error: native.IcechunkError) -> str:
     return [name for first, name in _GROUPS if order.index(first) <= place][-1]
 
 
+# A class, since a generator made into a block takes several times as long, and each call enters
+# one.
 class Translated:
     """A block; for each of the engine's errors it raises the facade's, as `caught` returns it."""
 
@@ -508,6 +510,8 @@ def _both(name: str, engine_class: type[native.IcechunkError]) -> type[IcechunkE
     facade_class: type[IcechunkError] = _CLASSES[name]
     made = type(name, (facade_class, engine_class), {"made_of": (name, engine_class)})
     made.__module__, made.__doc__ = facade_class.__module__, facade_class.__doc__
+    # Two threads may make one at the same time. The first counts, so that there is one class to
+    # catch.
     return _MADE.setdefault((name, engine_class), cast("type[IcechunkError]", made))
 
 

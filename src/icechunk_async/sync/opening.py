@@ -297,6 +297,7 @@ def _labelled(
     client = f"{attribution.client} " if attribution.client else ""
     agent = f"{client}icechunk-async/{__version__}{f' ({labels})' if labels else ''}"
     if location.partition("://")[0] in _LABELLED:
+        # A user agent that the caller gave stays.
         labelled.setdefault("user_agent", agent)
     return labelled
 

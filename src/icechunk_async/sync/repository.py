@@ -287,6 +287,7 @@ class Repository(Displayed):
             AlreadyExistsError: the place holds a repository or other objects.
             StorageError: commits could be lost there; nothing was written.
         """
+        # By their names, so that no way of opening forgets a setting that the others take.
         source = Source.given(locals())
         made = Creation(given_version(spec_version), check_clean_root, probe, layout)
         return _entered(cls, source, source.creating(made))
@@ -475,6 +476,8 @@ class Repository(Displayed):
     async def _reopen(self, config: RepositoryConfig | None, access: Access) -> Self:
         native, source = await self.handle.repository(), self.handle.source
         source = source.changed(config, access)
+        # Each round goes without the containers that the repository lacks; there are fewer each
+        # time.
         while True:
             handle = RepositoryHandle(source)
             try:
@@ -1088,6 +1091,7 @@ def upgrade_icechunk_repository(
         ConflictError: another writer wrote in the meantime; the migration was undone.
     """
     handle = repo.handle
+    # Through the place and not the handle: the open repository is of version 1 and stays so.
     run(_upgrade(handle, dry_run=dry_run, delete_unused=delete_unused_v1_files))
     if not dry_run:
         handle.close(
@@ -1103,6 +1107,8 @@ async def _upgrade(handle: RepositoryHandle, *, dry_run: bool, delete_unused: bo
 
     with translated():
         location, options = await handle.source.storage.place()
+        # A dry run first in any case: a repository of version 2 is an error for the official
+        # function, and a clean-up for ours.
         report = await upgrade(location, dry_run=True, storage_options=options)
         if report.already_migrated:
             raise refusal(

@@ -204,6 +204,8 @@ class Session(Displayed):
         allow_empty: bool = False,
         once: Transaction | None = None,
         unchanged: Collection[str] = (),
+        # The official engine waits for no forks, so code written for it must not have to give them
+        # up.
         allow_missing_forks: bool = True,
     ) -> str:
         solver = to_native(rebase_with)

@@ -268,6 +268,8 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         store = self._ready or await self._native()
         if not self._reads_here:
             return await self._guarded(self._first(store, key, prototype, byte_range))
+        # Written out below for reads without a deadline: chunks are read by the thousand, and a
+        # wrapped coroutine costs more than finding one in memory.
         if has_deadline():
             return await self._guarded(store.get(key, prototype, byte_range))
         try:
@@ -301,6 +303,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
                 lies outside of its array.
             NodeNotFoundError: a chunk of an array that does not exist.
         """
+        # In the words of Zarr's own stores.
         if not isinstance(value, Buffer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 "IcechunkStore.set(): `value` must be a Buffer instance. "
@@ -518,6 +521,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
                 put(store, locations, validate=validate_containers)
             except VirtualContainerError:  # nothing was stored
                 refused = _uncovered(store, locations, validate_containers)
+                # An empty location leaves its chunk out.
                 kept = ["" if it in refused else it for it in locations]
                 put(store, kept, validate=False)
             else:

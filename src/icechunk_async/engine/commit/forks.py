@@ -120,6 +120,7 @@ class Forks:
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
+            # Before the fork has a state: nodes must not get other ids when the session commits.
             workspace.number_nodes()
             base = workspace.base
             point, points = self._point_at(known), self._points
@@ -147,6 +148,8 @@ class Forks:
         It is noted in ``points``, those of the changes at the beginning: if the session is
         rebased meanwhile, the fork's changes do not fit any more and must not be merged.
         """
+        # By identity: `_point_at` returns the same object while nothing changed, so forks of one
+        # state share a snapshot.
         for known_id, known in points.items():
             if known is point:
                 return known_id
@@ -156,6 +159,7 @@ class Forks:
         snapshot = Snapshot(
             SnapshotId.random(assets.layout.id_bytes),
             base.id,
+            # History is ordered by these times, and a clock that lags must not stop a fork.
             max(clock.now_us(), base.flushed_at + 1),
             "fork",
             {},
@@ -203,6 +207,8 @@ class Forks:
                         assert point is not None
                         changes = part
                         merger.add(changes, point)
+                    # What a fork of this call changed has no time that later ones could be compared
+                    # with.
                     stamps.update(dict.fromkeys(changes.chunks, UNKNOWN))
                 merged = merger.finish()
                 check_fits(merged, base.nodes, workspace.assets.spec_version)
@@ -321,6 +327,7 @@ class Forks:
         try:
             await self.merge(forks, allow_overlaps=allow_overlaps)
         except BaseException:
+            # Back to an empty session: the caller may try again with other forks.
             workspace.rebase_to(began, ChangeSet())
             self.session_id, self._points, self._points_of, self.lineage = before
             raise
@@ -396,6 +403,7 @@ def joined(lineage: Lineage, forks: Iterable[Mergeable]) -> Lineage:
 def _joined(lineage: Lineage, found: Sequence[Lineage]) -> Lineage:
     merged = lineage.merged.union(*(it.merged | {it.fork_id} for it in found))
     missing = lineage.missing.union(*(it.missing for it in found))
+    # A fork of a fork is missing only until some merged fork holds it.
     return replace(lineage, merged=merged, missing=missing - merged)
 
 

@@ -44,6 +44,7 @@ __all__ = [
 _NEWEST: Final = "spark-transactions"
 _TIMES: Final = "spark-transaction-times"
 _OWN: Final = "spark-transaction"
+# Every snapshot holds the list, so it must stay small.
 _MAX_NAMES: Final = 100
 _MAX_AGE_SECONDS: Final = 30 * 86_400
 _MAX_VERSION: Final = (1 << 63) - 1

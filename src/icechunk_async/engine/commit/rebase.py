@@ -62,6 +62,8 @@ _ABOUT_METADATA: Final = frozenset(
         ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY,
     }
 )
+# Where our side can stand whatever the other did: a chunk is written whole, and what is deleted has
+# no contents.
 _ALWAYS_OURS: Final = frozenset(
     {
         ConflictKind.CHUNK_DOUBLE_UPDATE,
@@ -120,9 +122,12 @@ class Settlement:
 
     async def prepare(self, solver: ConflictSolver) -> Settled:
         """Let a solver bring changes together before conflicts are looked for."""
+        # Optional, so that a solver needs only `solve`.
         if not isinstance(solver, PreparingSolver):
             return {}
         base, snapshot = self._home.base, self._snapshot
+        # A copy, because the solver edits the changes themselves, and must see both before and
+        # after.
         ours = self._reading(base, self._changes.copy())
         return await solver.prepare(
             Preparation(
@@ -211,6 +216,7 @@ class Settlement:
         ours = None if conflict.node_id is None else self._changes.chunks.get(conflict.node_id)
         if conflict.kind is not ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY or ours is None:
             return False
+        # At the same path may be another array by now, whose chunks mean something else.
         if node is None or node.array is None or node.id != conflict.node_id:
             return False
         box = tuple((0, size) for size in node.array.grid)
@@ -268,6 +274,7 @@ class Settlement:
         theirs = None if path is None else self._theirs.nodes[path]
         if ours is None or theirs is None or ours.array is None or theirs.array is None:
             return
+        # The other document may have another rank; formats are compared first.
         sizes = zip(ours.array.grid, theirs.array.grid, strict=False)
         if not same_chunk_format(ours.user_data, theirs.user_data) or any(a < b for a, b in sizes):
             del self._changes.updated[node_id]
@@ -307,6 +314,7 @@ class Settlement:
                 "which there is no conflict."
             )
         decided = [(coords, answers.get(coords, Resolution.FAIL)) for coords in conflict.coords]
+        # Before anything is stored: after a failure all changes are still there.
         if any(answer is Resolution.FAIL for _, answer in decided):
             return False
         merged = [
@@ -314,6 +322,7 @@ class Settlement:
             for coords, answer in decided
             if answer is None or isinstance(answer, bytes)
         ]
+        # Chunks of no bytes are refused on every write, as by the official engine.
         if any(answer == b"" for _, answer in merged):
             raise InvalidInputError(
                 f"A conflict solver returned no bytes for a chunk of {conflict.path!r}; None "
@@ -324,6 +333,7 @@ class Settlement:
         changes = self._changes.chunks[conflict.node_id]
         theirs = [coords for coords, answer in decided if answer is Resolution.THEIRS]
         if theirs:
+            # Dropped, not set: the chunk is in the newer commit already.
             changes.drop(np.array(theirs, np.uint32).reshape(len(theirs), changes.rank))
         for coords, ref in refs:
             changes.set(coords, ref)

@@ -34,6 +34,8 @@ RESERVED: Final = "__icechunk"
 """The property of a snapshot that both engines keep for themselves."""
 _REBASES: Final = "rebase_attempts"
 _OVERTAKEN: Final = "overtaken_by"
+# Only to tell commits of this process from others; an old one that is forgotten makes waiting a
+# little less fair.
 _MOST_REMEMBERED: Final = 256
 
 _HERE_SECONDS: Final = 10.0
@@ -111,6 +113,8 @@ async def _wait_for(number: WriterNumber, state: _Branch) -> None:
         if now_ahead != ahead:
             ahead, since = now_ahead, anyio.current_time()
         elif anyio.current_time() - since > max(_ELSEWHERE_SECONDS, _TRIES * state.try_seconds):
+            # Its process may be stopped or dead. Nothing is lost if it is not: the write itself
+            # decides.
             number.overlook(ahead[0])
             since = anyio.current_time()
 
@@ -216,4 +220,5 @@ def _overtaken(properties: Mapping[str, JSON]) -> int:
     if not isinstance(reserved, dict):
         return 0
     count = reserved.get(_OVERTAKEN, reserved.get(_REBASES, 0))
+    # Properties are written by anybody; they only make this writer more or less patient.
     return count if isinstance(count, int) and count > 0 else 0

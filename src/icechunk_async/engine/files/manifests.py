@@ -175,6 +175,8 @@ class ManifestFiles:
             found = held.lookup(node_id, coords)
             if not isinstance(found, Undecided):
                 return found
+            # A hostile index could ask for one piece after the other without end; the whole file
+            # decides then.
             if found.extents and rounds < _MAX_ROUNDS:
                 rounds += 1
                 await self._fill(manifest_id, held, found)
@@ -192,6 +194,7 @@ class ManifestFiles:
         async def load(pieces: ManifestPieces) -> HeldManifest | None:
             found = await self._get(manifest_id, _tail_range(pieces, size_bytes))
             tail = found.data
+            # The end was the whole file, so there is nothing else to fetch.
             if not size_bytes and len(tail) == found.size_bytes:
                 return await self.keep(manifest_id, tail)
             size = size_bytes or found.size_bytes
@@ -217,6 +220,7 @@ class ManifestFiles:
         async def load(extent: Extent) -> None:
             data = await self._fetch(manifest_id, *extent)
             await offload(lambda: undecided.fill(extent, data), size_bytes=4 * len(data))
+            # It weighs more now. One that left the cache meanwhile is not put back.
             if self._cache.get(manifest_id) is held:
                 self._cache.put(manifest_id, held, held.weight)
 
@@ -246,10 +250,13 @@ class ManifestFiles:
             return self._keep(manifest_id, await self._with_sums(manifest_id, fuller))
 
         array = None if held is None or not held.is_whole else node_id
+        # By the form that is held as well: another caller may already have a fuller one.
         fuller: HeldManifest = await self._flights.run((manifest_id, id(held), array), load)
         return fuller
 
     def _keep(self, manifest_id: ManifestId, held: HeldManifest) -> HeldManifest:
+        # A file under another's name would be decoded without an error, and give another array's
+        # chunks.
         check_id(self._names.manifest(manifest_id), held.id, manifest_id)
         self._cache.put(manifest_id, held, held.weight)
         return held

@@ -45,6 +45,7 @@ def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list
         for ref in array.manifests if array is not None else ():
             manifest_id = ref.manifest_id
             info = base.manifests.get(manifest_id)
+            # One that does not fit is passed over, not the end: smaller ones may follow.
             if info is None or manifest_id in chosen or info.num_chunk_refs > left:
                 continue
             if condition.matches(path, info.num_chunk_refs):

@@ -69,6 +69,7 @@ class Collection:
         Only lengths of time are compared: what the session wrote was at most this old when the
         note was left, whatever the clocks of the machines show.
         """
+        # Without a note the collection may be one of another engine, with any cutoff.
         if self.cutoff is None or self.noted_at is None:
             return True
         return self.noted_at - self.cutoff < age + _MARGIN
@@ -109,6 +110,8 @@ def collected_since(info: RepoInfo, since_us: int) -> list[Collection]:
             return ran
         if isinstance(update.detail, GarbageCollectionRan):
             ran.append(Collection(update.updated_at))
+    # The rest of the log is in backups. One collection too many costs a look at the chunks; one too
+    # few could cost chunks.
     if info.before_updates is not None:
         ran.append(Collection(since_us))
     return ran
@@ -160,6 +163,7 @@ def _parse(entry: ObjectInfo) -> Collection | None:
     name = entry.key.removeprefix(COLLECTIONS)
     ran_at, _, rest = name.partition(".")
     cutoff = rest.partition(".")[0]
+    # `isdecimal` accepts digits of all scripts, which `int` reads as well: only ASCII is ours.
     if not (ran_at.isdecimal() and cutoff.isdecimal() and name.isascii()):
         return None
     return Collection(int(ran_at), clock.from_us(int(cutoff)), entry.last_modified, name)

@@ -58,6 +58,7 @@ __all__ = ["MANY_USES", "Beats", "Lease", "beat_seconds", "keep_alive", "lost"]
 _log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
+# At least nine renewals in a row may fail before the lease expires.
 _BEATS: Final = 10
 _LONGEST_BEAT_SECONDS: Final = 60.0
 MANY_USES: Final = 20_000
@@ -147,6 +148,7 @@ class Lease:
         """
         held = await storage.get(lease_key(record.session_id))
         done = replace(record, state=LeaseState.COMMITTED, snapshot_id=snapshot_id)
+        # The commit itself is in the history, which the next process looks at.
         with suppress(StorageError):
             await storage.put(
                 lease_key(record.session_id), encode_lease(done), if_version=held.version
@@ -189,6 +191,7 @@ class Lease:
         if self._uses == MANY_USES and self.on_many_uses is not None:
             self.on_many_uses()
         if self._over is not None:
+            # A new one each time: an error that is raised twice collects the tracebacks of both.
             raise type(self._over)(self._over.message, **self._over.context)
         # Counted from when the renewal was sent. The storage dated it later, if at all, so that for
         # everybody else the lease holds longer than it is used here.
@@ -245,6 +248,7 @@ class Lease:
         mine = self._record
         if record.serial == mine.serial:
             return False
+        # The serial alone does not tell: forks of this session renew the lease, too, in its name.
         if record.holder != mine.holder or record.state is not LeaseState.OPEN:
             raise self._lost(_why(record), record.snapshot_id)
         return True

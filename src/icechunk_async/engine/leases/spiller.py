@@ -229,6 +229,8 @@ class Spiller:
 
     async def seal(self) -> None:
         """Take in what forks published, and let nobody publish any more until `unseal`."""
+        # Sealed before it is looked: what a fork publishes after that is refused, and so cannot be
+        # missed.
         self._lease.sealed = True
         await self._lease.renew()
         async with self._alone:
@@ -268,6 +270,7 @@ class Spiller:
         self._held = None  # until it is certain
         # First what the changes refer to. Chunks written meanwhile may be stored with it.
         await workspace.store_packs()
+        # A lease that lists a segment must not survive a power cut that its segment did not.
         await self._storage.sync()
         names = plan.kept + tuple([await self._put(segment) for segment in plan.segments])
         before = lease.record.spilled
@@ -294,6 +297,7 @@ class Spiller:
             self._absorbed = ()
         if gone:
             prefix = spill_prefix(lease.session_id)
+            # Last: until the lease says otherwise, these are what a resumed session reads.
             await self._storage.delete([f"{prefix}{it}" for it in gone])
         return True
 
@@ -303,6 +307,8 @@ class Spiller:
         data = await self._workspace.assets.compute(
             lambda: encode_segment(session_id, segment), size_bytes=count * _BYTES_A_CHUNK
         )
+        # Never a number: a process that lost the session may still write, and must not replace a
+        # segment of the other.
         name = str(BackupId.random())
         await self._storage.put(f"{spill_prefix(session_id)}{name}", data)
         return name

@@ -176,6 +176,7 @@ def _laid_over(
     proofs: frozenset[str] = _PROOFS.get(place.backend, frozenset())
     if proofs & given.keys():
         stored = {name: value for name, value in stored.items() if name not in proofs}
+    # It names an account, which must not be mixed with the container's.
     if "connection_string" in given:
         stored = {name: value for name, value in stored.items() if name != "account_name"}
     merged = {**stored, **given}
@@ -337,6 +338,8 @@ class _Known:
 
 def _timeouts(known: _Known, found: dict[str, object], *, silence: str) -> None:
     for name, option in (("timeout", silence), ("connect_timeout", "connect_timeout_seconds")):
+        # The official engine's options are texts of Rust's `object_store`, such as "30 seconds".
+        # What is not understood is left to the backend's default.
         match = _DURATION.fullmatch((known.take(name) or "").strip().lower())
         if match is not None and match[2] in _SECONDS:
             found[option] = float(match[1]) * _SECONDS[match[2]]

@@ -726,6 +726,7 @@ class Vectors:
         """Decode blocks of rows as a text each, with a NUL before each row; None if that fails."""
         if len(self) < FEWEST or (self.starts <= 0).any():
             return None
+        # Joined they would be longer than the file, without a bound.
         if int(self.counts.sum()) > self.buffer.size:  # rows share strings
             return None
         self.buffer.require(self.starts, self.counts)
@@ -739,6 +740,7 @@ class Vectors:
             starts = self.starts[first : first + _DECODED_ROWS]
             at = np.repeat(starts - 1 - (ends - lengths), lengths) + np.arange(ends.item(-1))
             letters = self.buffer.u8[at]
+            # In place of the byte before each string, which belongs to its count.
             letters[ends - lengths] = 0
             found.append(letters.tobytes().decode())
         return found

@@ -145,6 +145,8 @@ def _integer(where: str, value: object, kind: Integer) -> int:
         ) from None
     if kind.accepts(number):
         return number
+    # The official classes raise these: one error for the 0 of a number that is never 0, another for
+    # what does not fit its bits.
     problem = f"{where} is {number}; allowed: {kind.allowed}, or None."
     raise ValueError(problem) if number == 0 else OverflowError(problem)
 

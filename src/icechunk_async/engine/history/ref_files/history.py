@@ -152,6 +152,7 @@ class RefFilesHistory:
         names = await self._names(BRANCH_PREFIX)
         refs = await bounded_map(self._read_branch, names, limit=_CONCURRENT_REFS)
         found = {name: it.target for name, it in zip(names, refs, strict=True) if it is not None}
+        # Every repository has it, so a migration may have removed the refs while they were listed.
         if MAIN not in found:
             await self._check_not_migrated()
         return found
@@ -201,6 +202,7 @@ class RefFilesHistory:
         await self._assets.snapshot(snapshot_id)
         if await create_object(self._storage, branch_key(name), encode_ref(snapshot_id)) is None:
             raise branch_exists(name)
+        # After creating: a migration that listed the refs before does not know this one.
         await self._check_main(created=branch_key(name))
 
     async def reset_branch(
@@ -222,6 +224,7 @@ class RefFilesHistory:
         """Delete a branch."""
         refuse_main(name)
         self._check_final_deletion(name)
+        # To say that it does not exist: deleting an object that is missing is no error.
         await self._branch(name)
         for failure in await self._storage.delete([branch_key(name)]):
             raise failure.error
@@ -344,6 +347,7 @@ class RefFilesHistory:
                 await self._check_in_history(parent_id)
                 await self._check_sources(publication.sources - {parent_id})
                 await store_and_look()
+                # No reference is written that would make these files durable.
                 await self._storage.sync()
 
     async def _look(self, guard: Guard) -> None:
@@ -498,6 +502,8 @@ class RefFilesHistory:
             data = encode_renewed_ref(ref.target, clock.random_bytes(_NONCE_BYTES))
             try:
                 version = await self._storage.put(branch_key(name), data, if_version=ref.version)
+            # A commit was first, or the renewal may have landed; either way the branch is read
+            # again.
             except (PreconditionFailedError, OutcomeUnknownError):
                 await self._backoff.wait(attempt)
             else:
@@ -624,6 +630,7 @@ async def _create(new: Creating) -> Found:
     await new.assets.put_snapshot(new.snapshot)
     if new.config is not None:
         await _put(new.storage, CONFIG, encode_config(new.config, 1))
+    # Last, because it makes the repository: readers that find it find all else.
     version = await _put(new.storage, _MAIN_KEY, encode_ref(new.snapshot.id))
     return _found(new.config, SeenRef(new.snapshot.id, version))
 

@@ -78,6 +78,7 @@ def cut_history(
         between = line[line.index(last) + 1 : -1]
         if between:
             parents[last] = root
+            # As the official engine counts.
             released.update(between if recent else [tip, *between])
     return Cut(parents, frozenset(released))
 
@@ -127,6 +128,8 @@ async def expire(
         await _give_parent(storage, assets, *entry)
 
     await bounded_map(move, cut.parents.items(), limit=_AT_ONCE)
+    # First the shortened history, then the refs: without the sync a power cut could keep the
+    # deletions alone.
     await storage.sync()
     if rule.delete_tags:
         for name in _old_refs(tags, infos, rule):
@@ -156,6 +159,8 @@ async def _give_parent(
     Concurrent expirations write the same parent, the root, so no condition is needed.
     """
     key = snapshot_key(snapshot_id)
+    # The stored bytes, of which only the parent is replaced: fields that this library does not know
+    # stay.
     payload = unpack((await storage.get(key)).data, FileType.SNAPSHOT).payload
     try:
         await storage.put(key, assets.pack(with_parent(payload, parent_id), FileType.SNAPSHOT))
@@ -182,6 +187,7 @@ async def _walk(tips: Iterable[SnapshotId], parent_of: ParentOf) -> set[Snapshot
     async def follow(tip: SnapshotId) -> None:
         current: SnapshotId | None = tip
         while current is not None and current not in seen:
+            # Before the request, so that tips which share history do not both read it.
             seen.add(current)
             current = await parent_of(current)
 
