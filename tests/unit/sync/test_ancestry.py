@@ -12,6 +12,7 @@ import pytest
 
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async.format.envelope import Envelope
+from icechunk_async.format.flatbuffers.reading import Vectors
 from icechunk_async.format.operations_log import (
     Availability,
     RepoInitialized,
@@ -94,6 +95,27 @@ def test_pages_show_what_single_snapshots_show(
     assert [it.id for it in info.ancestry(info.branches["main"])] == [
         snapshot_id(it) for it in reversed(range(700))
     ]
+
+
+@pytest.mark.parametrize("first", [(), (("__icechunk", b"\x01\x04\x01"),)])
+def test_names_that_all_commits_have_are_decoded_once(
+    first: tuple[tuple[str, bytes], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first snapshot, which is no commit of anybody, has others or none."""
+    info = history(300, lambda it, info: info if it else replace(info, raw_metadata=first))
+
+    def decode(names: Vectors) -> list[str]:
+        decoded.append(len(names))
+        return original(names)
+
+    decoded: list[int] = []
+    original = Vectors.decode
+    monkeypatch.setattr(Vectors, "decode", decode)
+    found = [it.metadata for it in found_in(info)]
+    assert found[:-1] == [{"run": it, "by": "me"} for it in range(299, 0, -1)]
+    assert len(found[-1]) == len(first)
+    texts = [it for it in decoded if it > 4]  # of values; names are decoded for all rows at once
+    assert sum(texts) < 300
 
 
 @pytest.mark.parametrize(("count", "number"), [(300, 40), (3, 1)])

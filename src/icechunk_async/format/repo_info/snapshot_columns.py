@@ -402,4 +402,10 @@ class SnapshotPage(Sequence[SnapshotInfo]):
 
     def decode_metadata(self) -> list[dict[str, JSON]]:
         """Return the properties of each, all new and decoded at once."""
-        return metadata_of(self._tables)
+        if self._last_parent != NO_PARENT or len(self) == 1:
+            return metadata_of(self._tables)
+        # The first snapshot of a history has other properties than commits have, or none. Those of
+        # the commits, which have the same names as a rule, are decoded without it.
+        last = len(self) - 1
+        others, first = self._tables.select(np.arange(last)), self._tables.select(np.array([last]))
+        return metadata_of(others) + metadata_of(first)
