@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from icechunk_async_local.paths import Place, Tree
 
-__all__ = ["FEW", "MOST_REMEMBERED", "Ledger", "flush"]
+__all__ = ["FEW", "MOST_REMEMBERED", "Ledger", "OpenFile", "flush"]
 
 MOST_REMEMBERED: Final = 10_000
 """The maximum number of files, and of folders, that wait for a sync; together about 4 MB."""
@@ -50,6 +50,10 @@ _THREADS: Final = 12
 """Enough for all that a small commit syncs to be waited for together."""
 _MOST_ENTERED: Final = 16
 """Folders held open to know them again; a repository has fewer."""
+_MOST_OPEN: Final = 8
+_MOST_OPEN_HERE: Final = 64
+"""Files that stay open from their write to their sync, of one handle and of the process: those of a
+small commit. Others are opened again."""
 _LARGE_BYTES: Final = 1 << 19
 """From this size on early write-out pays; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
@@ -63,16 +67,41 @@ type _Path = tuple[bytes, ...]
 """Names from the root down."""
 
 
+_open_files: Final[set[int]] = set()
+"""Descriptors of this process."""
+
+
 class _LostWriteError(OSError):
     """The device lost written bytes; syncing again would hide that."""
+
+
+class OpenFile:
+    """A file that is open since it was written, closed when the last user drops it."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        """Own an open descriptor."""
+        self.descriptor = descriptor
+        _open_files.add(descriptor)
+
+    def __del__(
+        self,
+        forget: Callable[[int], None] = _open_files.discard,
+        close: Callable[[int], None] = os.close,
+    ) -> None:
+        """Close the file."""
+        forget(self.descriptor)
+        close(self.descriptor)
 
 
 class _Pending:
     __slots__ = ("entered", "files", "folders", "uncounted")
 
     def __init__(self) -> None:
-        self.files: set[_Path] = set()
-        self.folders: set[_Path] = set()
+        self.files: dict[_Path, OpenFile | None] = {}
+        self.folders: dict[_Path, OpenFolder | None] = {}
+        """Both with what is open already. None: what has the name is opened to sync it."""
         self.uncounted = False
         """More was written than is remembered."""
         self.entered: dict[_Path, _Entered] = {}
@@ -81,12 +110,14 @@ class _Pending:
     def take(self) -> _Pending:
         taken = _Pending()
         taken.give_back(self)
-        self.files, self.folders, self.uncounted, self.entered = set(), set(), False, {}
+        self.files, self.folders, self.uncounted, self.entered = {}, {}, False, {}
         return taken
 
     def give_back(self, taken: _Pending) -> None:
-        self.files |= taken.files
-        self.folders |= taken.folders
+        for file, opened in taken.files.items():
+            _add(self.files, file, opened)
+        for way, folder in taken.folders.items():
+            _add(self.folders, way, folder)
         self.uncounted |= taken.uncounted
         self.entered = taken.entered | self.entered
 
@@ -151,8 +182,23 @@ class Ledger:
         if self.active and size_bytes >= _LARGE_BYTES:
             begin_writing_out(fd)
 
-    def wrote(self, folder: int, place: Place) -> None:
-        """Record a file that just received its name in an open folder.
+    def keeps_open(self, written: os.stat_result) -> bool:
+        """Return whether a file in this state may stay open from its write to its sync.
+
+        Not on network file systems, some of which write a file out when it is closed.
+        """
+        home = self._home
+        return (
+            self.active
+            and home is not None
+            and home.at_once
+            and written.st_dev == home.device
+            and len(self._at_home.files) < _MOST_OPEN
+            and len(_open_files) < _MOST_OPEN_HERE
+        )
+
+    def wrote(self, folder: int, place: Place, opened: OpenFile | None = None) -> None:
+        """Record a file that just received its name in an open folder, and is perhaps open.
 
         Raises:
             OSError: it could not be recorded, and syncing it immediately failed.
@@ -162,14 +208,14 @@ class Ledger:
         file = (*place.folders, place.name)
         with self._lock:
             pending, home, inode = self._ledger_of(folder)
-            remembered = _remember(pending, pending.files, file, home)
-            for way in self._ways(folder, inode, place.folders, home, pending.entered):
-                remembered &= _remember(pending, pending.folders, way, home)
+            remembered = _remember(pending, pending.files, file, opened, home)
+            for way, held in self._ways(folder, inode, place.folders, home, pending.entered):
+                remembered &= _remember(pending, pending.folders, way, held, home)
         if not remembered:
             failures: list[OSError] = []
             # Beyond the bound a write is as slow as its own sync, which holds writers back and
             # keeps memory bounded.
-            self._sync_files([file], (), failures)
+            self._sync_files([(file, opened)], (), failures)
             if failures:
                 raise failures[0]
             self.secure(folder, place.folders)
@@ -186,7 +232,7 @@ class Ledger:
             pending, home, _ = self._ledger_of(folder)
             remembered = True
             for way in _all_ways(folders):  # any of them may be removed now that it is empty
-                remembered &= _remember(pending, pending.folders, way, home)
+                remembered &= _remember(pending, pending.folders, way, None, home)
         if not remembered:
             self.secure(folder, folders)
 
@@ -208,7 +254,8 @@ class Ledger:
         with self._lock:
             _, home, inode = self._ledger_of(folder)
             ways = self._ways(folder, inode, folders, home, entered)
-        for way in ways:
+        # Opened anew: a failure that this reports must stay to be reported by the next sync.
+        for way, _ in ways:
             self._sync_folder(way)
         self._sync_above_root()
         self._remember_entered(entered)
@@ -306,8 +353,10 @@ class Ledger:
         folders: _Path,
         home: _Home | None,
         entered: dict[_Path, _Entered],
-    ) -> Iterable[_Path]:
+    ) -> Iterable[tuple[_Path, OpenFolder | None]]:
         """Return the folders whose entries lead to a file in an open folder, and may be new.
+
+        With the folder itself, if it is held open.
 
         A file is found by the entries of all folders above it. Who made those may have died before
         it synced them. So they are synced once, and again if another folder has the name.
@@ -315,14 +364,16 @@ class Ledger:
         """
         # On other file systems the number of a folder that is held open may be given to another.
         if home is None or not home.at_once:
-            return _all_ways(folders)
+            return [(way, None) for way in _all_ways(folders)]
         known = self._entered.get(folders)
-        if not folders or (known is not None and known.inode == inode):
-            return (folders,)
+        if known is not None and known.inode == inode:
+            return ((folders, known.folder),)
+        if not folders:
+            return ((folders, None),)
         held = entered.get(folders)
         if (held is None or held.inode != inode) and len(entered) < _MOST_ENTERED:
             entered[folders] = _Entered(inode, OpenFolder(os.dup(folder)))
-        return _all_ways(folders)
+        return [(way, None) for way in _all_ways(folders)]
 
     def _remember_entered(self, entered: dict[_Path, _Entered]) -> None:
         """Note that durable entries lead to some folders."""
@@ -340,8 +391,8 @@ class Ledger:
         elsewhere: _Pending,
         also: Iterable[Callable[[], None]],
     ) -> None:
-        files: set[_Path] = set()
-        ways: set[_Path] = set()
+        files: dict[_Path, OpenFile | None] = {}
+        ways: dict[_Path, OpenFolder | None] = {}
         for pending in (at_home, elsewhere):
             many = pending.uncounted or len(pending.files) + len(pending.folders) > FEW
             # Not for other file systems than the first: of those no descriptor was opened before
@@ -358,12 +409,12 @@ class Ledger:
             files |= pending.files
             ways |= pending.folders
         work: list[Callable[[], None]] = [*also]
-        work += [partial(self._sync_folder, way) for way in ways]
+        work += [partial(self._sync_folder, way, opened) for way, opened in ways.items()]
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
             work.append(self._sync_above_root)
         failures: list[OSError] = []
         try:
-            groups = list(batched(files, FEW)) or [()]
+            groups = list(batched(files.items(), FEW)) or [()]
             for some in groups[:-1]:
                 self._sync_files(some, (), failures)
             self._sync_files(groups[-1], work, failures)
@@ -375,7 +426,7 @@ class Ledger:
 
     def _sync_files(
         self,
-        files: Iterable[_Path],
+        files: Iterable[tuple[_Path, OpenFile | None]],
         more: Iterable[Callable[[], None]],
         failures: list[OSError],
     ) -> None:
@@ -384,18 +435,20 @@ class Ledger:
         So their bytes go out together, and the wait for the first one (usually for a shared entry
         of the journal) serves the others.
         """
-        with ExitStack() as opened:
+        with ExitStack() as again:
             work: list[Callable[[], None]] = []
-            for file in files:
+            for file, opened in files:
                 try:
-                    fd = self._open_written(file)
+                    fd = self._open_written(file) if opened is None else opened.descriptor
                 except OSError as error:
                     failures.append(error)
                     continue
-                if fd is not None:
-                    opened.callback(os.close, fd)
-                    begin_writing_out(fd)
-                    work.append(partial(_or_lost, flush, fd))
+                if fd is None:
+                    continue
+                if opened is None:
+                    again.callback(os.close, fd)
+                begin_writing_out(fd)
+                work.append(partial(_or_lost, flush, fd))
             self._each([*work, *more], failures)
 
     def _each(self, work: Iterable[Callable[[], None]], failures: list[OSError]) -> None:
@@ -437,7 +490,10 @@ class Ledger:
                 return None
             raise
 
-    def _sync_folder(self, folders: _Path) -> None:
+    def _sync_folder(self, folders: _Path, opened: OpenFolder | None = None) -> None:
+        if opened is not None:
+            _sync_entries(opened.descriptor)
+            return
         try:
             fd = self._tree.open_folder(folders, to_list=True)
         except OSError as error:
@@ -470,12 +526,25 @@ def _all_ways(folders: _Path) -> list[_Path]:
     return [folders[:depth] for depth in range(len(folders), -1, -1)]
 
 
-def _remember(pending: _Pending, group: set[_Path], entry: _Path, home: _Home | None) -> bool:
+def _add[T](group: dict[_Path, T | None], entry: _Path, opened: T | None) -> None:
+    """Record one entry, with what is open."""
+    # Two threads may record a name in another order than they gave it away. So if it was given
+    # twice, what has it is found out at the sync.
+    group[entry] = opened if group.get(entry, opened) is opened else None
+
+
+def _remember[T](
+    pending: _Pending,
+    group: dict[_Path, T | None],
+    entry: _Path,
+    opened: T | None,
+    home: _Home | None,
+) -> bool:
     """Record one entry, or that there are too many; False if neither would get it synced."""
-    if pending.uncounted or entry in group:
+    if pending.uncounted:
         return True
-    if len(group) < MOST_REMEMBERED:
-        group.add(entry)
+    if entry in group or len(group) < MOST_REMEMBERED:
+        _add(group, entry, opened)
         return True
     if home is not None and home.at_once:
         # From here on everything goes out with one call, which needs no names.
@@ -489,12 +558,18 @@ def _remember(pending: _Pending, group: set[_Path], entry: _Path, home: _Home | 
 def _sync_directory(fd: int) -> None:
     """Make the entries of an open directory durable, and close it."""
     try:
+        _sync_entries(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_entries(fd: int) -> None:
+    """Make the entries of an open directory durable."""
+    try:
         _or_lost(flush, fd)
     except OSError as error:
         if error.errno not in _NOTHING_TO_SYNC:
             raise
-    finally:
-        os.close(fd)
 
 
 def _or_lost(sync: Callable[[int], None], fd: int) -> None:

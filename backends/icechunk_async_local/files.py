@@ -218,7 +218,7 @@ class Files:
             # What a conditional write refers to must be durable before the reference is seen, or a
             # power cut leaves a reference to nothing. Plain writes wait for the next of these.
             sync = self.ledger.sync_with if conditional and self.ledger.active else None
-            with draft(folder, fill, sync) as finished:
+            with draft(folder, fill, sync, self.ledger.keeps_open) as finished:
                 version = self._publisher.publish(finished, place, expected)
             try:
                 if conditional:
@@ -226,7 +226,7 @@ class Files:
                     # before the answer, too.
                     self.ledger.secure(folder, place.folders)
                 else:
-                    self.ledger.wrote(folder, place)
+                    self.ledger.wrote(folder, place, finished.opened)
             except OSError as error:
                 raise OutcomeUnknownError(
                     f"{place.key!r} was written, and may not survive a power cut: {error}. Look "

@@ -20,7 +20,7 @@ from icechunk_async.errors import (
     UnsafeStorageError,
 )
 from icechunk_async.storage import ABSENT, Version
-from icechunk_async_local.durability import flush
+from icechunk_async_local.durability import OpenFile, flush
 from icechunk_async_local.filesystems import locked
 from icechunk_async_local.paths import RESERVED_PREFIX
 from icechunk_async_local.versions import next_time_us, time_us, version_of
@@ -47,21 +47,34 @@ _NOTHING_HAPPENED: Final = frozenset(
 class Draft:
     """A complete file in an open folder, under a reserved name."""
 
-    __slots__ = ("folder", "kept", "name", "state", "synced")
+    __slots__ = ("folder", "kept", "name", "opened", "state", "synced")
 
-    def __init__(self, folder: int, name: bytes, state: os.stat_result, *, synced: bool) -> None:
+    def __init__(
+        self,
+        folder: int,
+        name: bytes,
+        state: os.stat_result,
+        *,
+        synced: bool,
+        opened: OpenFile | None,
+    ) -> None:
         """Keep what is known of the file."""
         self.folder = folder
         self.name = name
         self.state = state
         self.synced = synced
+        self.opened = opened
+        """None if it is closed."""
         self.kept = True
         """Whether the reserved name still has to be removed."""
 
 
 @contextmanager
 def draft(
-    folder: int, fill: Callable[[int], None], sync: Callable[[int], None] | None = None
+    folder: int,
+    fill: Callable[[int], None],
+    sync: Callable[[int], None] | None = None,
+    keeps_open: Callable[[os.stat_result], bool] = lambda _: False,
 ) -> Generator[Draft]:
     """Write a file under a reserved name; that name is gone when the block ends.
 
@@ -69,6 +82,7 @@ def draft(
         folder: an open folder.
         fill: writes all bytes to the descriptor that it is given.
         sync: makes the file durable.
+        keeps_open: returns whether a file that is not synced yet stays open until then.
 
     Raises:
         FileNotFoundError: the folder was removed.
@@ -78,6 +92,7 @@ def draft(
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     fd = os.open(name, flags, 0o666, dir_fd=folder)  # the umask decides, as for any file
     finished: Draft | None = None
+    opened: OpenFile | None = None
     try:
         try:
             fill(fd)
@@ -90,9 +105,12 @@ def draft(
             state = os.fstat(fd)
             if sync is not None:
                 sync(fd)
+            if sync is None and keeps_open(state):
+                opened = OpenFile(fd)
         finally:
-            os.close(fd)  # before it gets its name: network file systems write only now
-        finished = Draft(folder, name, state, synced=sync is not None)
+            if opened is None:
+                os.close(fd)  # before it gets its name: network file systems write only now
+        finished = Draft(folder, name, state, synced=sync is not None, opened=opened)
         yield finished
     finally:
         if finished is None or finished.kept:

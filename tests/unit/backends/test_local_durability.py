@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import threading
 import time
@@ -654,6 +655,97 @@ def test_descriptors_are_closed_with_the_handle(tmp_path: Path) -> None:
         assert open_descriptors() <= before + 1 + 16
     files.ledger.close()
     assert open_descriptors() == before
+
+
+def test_few_files_stay_open_until_their_sync(tmp_path: Path) -> None:
+    """Those of a small commit, of each handle; and a bounded number of all handles."""
+    handles = [make_files(tmp_path / str(number)) for number in range(20)]
+    for files in handles:
+        write(files, "a/before", b"x")
+        files.ledger.sync()
+    before = open_descriptors()
+    for number in range(100):
+        write(handles[0], f"a/{number}", b"x")
+    assert open_descriptors() == before + 8
+    for files in handles[1:]:
+        for number in range(10):
+            write(files, f"a/{number}", b"x")
+    assert open_descriptors() == before + 64
+    for files in handles[1:]:
+        files.ledger.sync()
+    assert open_descriptors() == before + 8
+    handles[0].ledger.close()  # without a sync
+    assert open_descriptors() == before - 2  # nor are the folder and the root
+    for files in handles[1:]:
+        files.ledger.close()
+
+
+def test_what_is_open_is_not_opened_again_to_sync_it(tmp_path: Path) -> None:
+    """Neither files nor folders are looked up."""
+    files = make_files(tmp_path)
+    for number in range(2):
+        write(files, f"a/{number}", b"x")
+        write(files, f"b/{number}", b"x")
+        with pytest.MonkeyPatch.context() as patch, recorded(tmp_path) as events:
+            if number:
+                patch.delattr(os, "open")
+            files.ledger.sync()
+    assert synced(events) == {"a/1", "b/1", "a", "b"}
+    files.ledger.close()
+
+
+def test_a_file_is_closed_before_it_has_its_name_where_that_writes_it_out(tmp_path: Path) -> None:
+    """On network file systems, and on other file systems than the first."""
+    rename = os.rename
+
+    def checked(*names: bytes, **folders: Any) -> None:
+        links = [it.readlink().name for it in Path("/proc/self/fd").iterdir() if it.is_symlink()]
+        assert os.fsdecode(names[0]) not in links
+        rename(*names, **folders)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durability, "can_sync_at_once", lambda _: False)
+        patch.setattr(os, "rename", checked)
+        files = make_files(tmp_path)
+        for number in range(3):
+            write(files, f"a/{number}", b"x")
+        files.ledger.close()
+        patch.undo()
+        files = make_files(tmp_path)
+        write(files, "a/a", b"x")
+        patch.setattr(os, "rename", checked)
+        assert files.ledger._home is not None
+        files.ledger._home.device += 1
+        write(files, "a/b", b"x")
+        files.ledger.close()
+
+
+@pytest.mark.parametrize("again", ["file", "folder"])
+def test_of_two_writes_of_a_name_that_which_has_it_is_synced(tmp_path: Path, again: str) -> None:
+    """Threads may record what they wrote in another order than they gave it its name."""
+    files = make_files(tmp_path)
+    write(files, "a/b/before", b"x")
+    files.ledger.sync()
+    wrote, late = files.ledger.wrote, list[tuple[Any, ...]]()
+
+    def swapped(folder: int, *more: Any) -> None:
+        if late:
+            wrote(folder, *more)
+            wrote(*late[0])
+            os.close(late[0][0])
+        else:
+            late.append((os.dup(folder), *more))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files.ledger, "wrote", swapped)
+        write(files, "a/b/c", b"x")
+        if again == "folder":
+            shutil.rmtree(tmp_path / "a" / "b")
+        write(files, "a/b/c", b"y")
+    with recorded(tmp_path) as events:
+        files.ledger.sync()
+    assert {"a/b/c", "a/b"} <= synced(events)  # and not what was deleted
+    files.ledger.close()
 
 
 async def test_an_error_in_the_block_is_not_hidden_by_one_of_closing(
