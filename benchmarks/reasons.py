@@ -92,8 +92,8 @@ disk, the official engine does not; see *CPU*.
 """,
     "Repositories of many snapshots on the local disk": """
 *Ancestry, all fields*: an object of Python with its times, texts and metadata is made for each
-snapshot; *messages* reads one column. *Change a chunk and commit*: small commits wait for the disk,
-and the log of updates is compressed anew.
+snapshot, and more than half of the time is decoding metadata; *messages* reads one column. *Change
+a chunk and commit*: small commits wait for the disk, and the log of updates is compressed anew.
 """,
     "Small chunks that share objects": """
 Objects are few; what is left is what Zarr takes for each chunk, see *zarr alone*, and the copy
@@ -103,8 +103,8 @@ official engine waits less, and Zarr's own loop is most of ours. The fused pipel
 that loop on S3.
 """,
     "Small repositories on the local disk": """
-A quarter of opening is decoding three small files and the configuration with bounds checked at
-each step, another quarter is Zarr's. The rest is turns of two event loops. Committing waits for
+Two fifths of opening are Zarr's, and a seventh is decoding three small files with bounds checked
+at each step. Settings that this process decoded before are not decoded again. Committing waits for
 the disk twice, for all files together and for the name of the new state; the official engine does
 not wait for it at all.
 """,

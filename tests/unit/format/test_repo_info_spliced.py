@@ -252,6 +252,16 @@ def test_a_long_line_of_ancestors_is_decoded_where_it_is_looked_at(
     assert ancestors == list(reversed(infos.values()))
 
 
+def test_a_whole_line_of_ancestors_is_one_page() -> None:
+    """Callers that stop after a few get short pages first; each by columns has fixed costs."""
+    infos = line(range(3000))
+    found = decoded(encode_repo_info(info_of(infos, UPDATES_OF_ALL_KINDS)))
+    whole = list(found.ancestry_pages(snapshot_id(2999), whole=True))
+    some = list(found.ancestry_pages(snapshot_id(2999)))
+    assert ([len(it) for it in whole], [len(it) for it in some]) == ([3000], [4, 12, 1024, 1960])
+    assert [it for page in whole for it in page] == [it for page in some for it in page]
+
+
 def test_properties_of_one_snapshot_make_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many it has: columns pay only for names that all of a page have."""
     selected: list[int] = []

@@ -94,9 +94,9 @@ class RepoInfo:
         """
         return Snapshots.of(self.snapshots).ancestry(snapshot_id)
 
-    def ancestry_pages(self, snapshot_id: SnapshotId) -> Iterator[Page]:
-        """Iterate as `ancestry`, several at a time."""
-        return Snapshots.of(self.snapshots).ancestry_pages(snapshot_id)
+    def ancestry_pages(self, snapshot_id: SnapshotId, *, whole: bool = False) -> Iterator[Page]:
+        """Iterate as `ancestry`, several at a time; ``whole`` if all are wanted."""
+        return Snapshots.of(self.snapshots).ancestry_pages(snapshot_id, whole=whole)
 
     def check(self) -> None:
         """Decode all that is decoded only when it is asked for.

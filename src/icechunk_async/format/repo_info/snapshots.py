@@ -33,9 +33,10 @@ NO_PARENT: Final = -1
 """The row of the parent of a root."""
 BLOCK: Final = 1024
 """Entries decoded at a time where all are asked for."""
-_SECOND_PAGE: Final = 256
+_FIRST_PAGES: Final = (4, 12, 1024)
+"""Entries of a history handed on at a time: most callers stop after a few, which are decoded one by
+one. Others want all, as fast as they come, and each page by columns has fixed costs."""
 _LONGEST_PAGE: Final = 4096
-"""Entries of a history handed on at a time."""
 _NAMES: Final = ("id", "parent_id", "flushed_at", "message")
 _MORE_NAMES: Final = ("raw_metadata", "pruned_ancestor_logs")
 _ALL_NAMES: Final = frozenset({*_NAMES, *_MORE_NAMES})
@@ -337,10 +338,11 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         """Iterate from a listed snapshot to its root; as `ancestry_pages`."""
         return chain.from_iterable(self.ancestry_pages(snapshot_id))
 
-    def ancestry_pages(self, snapshot_id: SnapshotId) -> Iterator[Page]:
+    def ancestry_pages(self, snapshot_id: SnapshotId, *, whole: bool = False) -> Iterator[Page]:
         """Iterate from a listed snapshot to its root, several at a time.
 
-        The first pages are short. Entries are decoded when they are looked at.
+        The first pages are short, unless the whole line is wanted. Entries are decoded when they
+        are looked at.
 
         Raises:
             KeyError: it is not listed, or one of its ancestors is not.
@@ -363,16 +365,15 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
             if row is None or self._table is None:
                 raise KeyError(wanted)
             wanted = None
-            size = 4
-            while row != NO_PARENT and wanted is None:
+            for size in chain(() if whole else _FIRST_PAGES, repeat(_LONGEST_PAGE)):
                 rows, row, wanted = self._line(self._table, row, size)
                 if len(rows) > left:
                     raise _circle(snapshot_id)
                 left -= len(rows)
                 if rows:
                     yield self._table.lazily(rows, row)
-                # Most callers stop after a few entries; others want all, as fast as they come.
-                size = min(max(8 * size, _SECOND_PAGE), _LONGEST_PAGE)
+                if row == NO_PARENT or wanted is not None:
+                    break
 
     def _line(
         self, stored: SnapshotTable, row: int, most: int

@@ -474,7 +474,7 @@ def _with_other_parent(
     # By the column: an object for each of a long history would take most of an expiration.
     passed: list[SnapshotId] = []
     pruned: list[tuple[SnapshotId, ...]] = []
-    for page in info.ancestry_pages(orphan.id):
+    for page in info.ancestry_pages(orphan.id, whole=True):
         if isinstance(page, list):
             passed += [it.id for it in page]
             pruned += [it.pruned_ancestor_logs for it in page]
