@@ -26,7 +26,10 @@ from icechunk_async.datasets.queries import (
     names_of,
     queried_name,
 )
+from icechunk_async.errors import WrongTypeError
 from icechunk_async.handles import SessionHandle
+from icechunk_async.session import ForkSession as NativeFork
+from icechunk_async.session import Session
 from icechunk_async.sync.opening import RepositoryHandle, Source
 from icechunk_async.sync.session import ForkSession
 from icechunk_async.sync.session import Session as BlockingSession
@@ -39,7 +42,7 @@ from icechunk_async.zarr.store import IcechunkStore
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 
-    from icechunk_async.session import AnySession, Session
+    from icechunk_async.session import AnySession
     from icechunk_async.zarr.datasets import Mode, Region
     from icechunk_async.zarr.queries.measuring import AggregateFunction
 
@@ -66,6 +69,7 @@ async def to_icechunk(
 
     Cancellation: takes effect when the thread is done; the session may have some of the changes.
     """
+    _check_session(session)
     write = partial(
         write_known,
         obj,
@@ -88,6 +92,16 @@ async def to_icechunk(
         await session.merge(written.handle.fork)
         if fork.fork_id in session.unmerged_forks:  # all was written in forks of it
             session.discard_fork(fork)
+
+
+def _check_session(given: object) -> None:
+    if not isinstance(given, Session | NativeFork):
+        raise WrongTypeError(
+            f"Datasets are written to and read from a session of icechunk_async, not a "
+            f"{type(given).__module__}.{type(given).__name__}. Repository.writable_session and "
+            "readonly_session begin one; icechunk_async.sync.xarray takes those of code that "
+            "blocks."
+        )
 
 
 def _handle(session: AnySession) -> SessionHandle:
@@ -115,7 +129,9 @@ async def open_dataset(session: Session, group: str | None = None, **kwargs: Any
 
     Raises:
         FileNotFoundError: there is no such group.
+        InvalidInputError: it is no session of asyncio.
     """
+    _check_session(session)
     opening = partial(
         xarray.open_dataset,
         cast("Any", _Store(session, read_only=session.read_only)),  # not in xarray's types

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dask
 import numpy as np
@@ -10,13 +10,17 @@ import pytest
 import xarray as xr
 
 from icechunk_async import Repository
-from icechunk_async.errors import InvalidInputError, ReadOnlyError
+from icechunk_async.errors import InvalidInputError, ReadOnlyError, WrongTypeError
+from icechunk_async.sync.xarray import open_dataset as open_blocking
+from icechunk_async.sync.xarray import to_icechunk as write_blocking
 from icechunk_async.xarray import open_dataset, to_icechunk
 from tests.helpers import memory_url
 from tests.unit.dask_processes import process_pool
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from icechunk_async import Session, sync
 
 
 def dataset() -> xr.Dataset:
@@ -65,3 +69,21 @@ async def test_nothing_is_written_through_a_session_that_reads() -> None:
             await to_icechunk(dataset(), session)
         with pytest.raises(FileNotFoundError):
             await open_dataset(session, "none")
+
+
+async def test_datasets_go_to_sessions_of_their_own_kind() -> None:
+    """Neither to a repository nor to a store; the message says what the others are for."""
+    location = memory_url()
+    async with Repository.create(location) as repository:
+        session = await repository.writable_session("main")
+        for given in (repository, session.store, None):
+            with pytest.raises(WrongTypeError, match=r"of icechunk_async, not a .*sync\.xarray"):
+                await to_icechunk(dataset(), cast("Session", given))
+            with pytest.raises(WrongTypeError, match=r"of icechunk_async, not a .*sync\.xarray"):
+                await open_dataset(cast("Session", given))
+        for asked in (session, repository, session.store):
+            blocking = cast("sync.Session", asked)
+            for call in (lambda it: write_blocking(dataset(), it), open_blocking):
+                with pytest.raises(TypeError, match=r"icechunk_async\.xarray takes those of"):
+                    call(blocking)
+        assert not session.has_uncommitted_changes

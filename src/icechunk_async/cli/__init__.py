@@ -40,6 +40,8 @@ def version_line() -> str:
 
 def main() -> None:
     """Run the command with the arguments of this process."""
+    if sys.stdout is None:  # closed by whom started it, who wants the work and no output
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 -- to the end
     if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
         sys.stdout.write(f"{version_line()}\n")
         return

@@ -512,16 +512,33 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
             # The first failure of several says enough; --debug shows all.
             notes = [it for it in getattr(error, "__notes__", ()) if "more concurrent" not in it]
             text = " ".join([str(error), *notes])
-            sentence = f" ({error.kind}): {one_line(in_command_words(text))}"
-            complaint = assembled(("Error", "bold red"), sentence)
-            make_console(stderr=True).print(complaint, soft_wrap=True)
+            _complain(f" ({error.kind})", in_command_words(text))
         raise typer.Exit(error_code) from None
-    except BrokenPipeError:
-        # The reader has enough. Nothing may be flushed into the pipe when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has enough
+        _drop_output()
         raise typer.Exit(0) from None
+    except OSError as error:  # a disk that is full, or a folder that nobody may write to
+        if debug:
+            traceback.print_exc()
+        else:
+            _complain("", f"{error}. --debug shows where it happened.")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        raise typer.Exit(error_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _complain(kind: str, text: str) -> None:
+    complaint = assembled(("Error", "bold red"), f"{kind}: {one_line(text)}")
+    make_console(stderr=True).print(complaint, soft_wrap=True)
+
+
+def _drop_output() -> None:
+    """Let nothing be flushed to where it cannot go when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _to_json(document: object, indent: int | None = 2) -> str:

@@ -24,14 +24,16 @@ from icechunk_async.datasets.queries import (
     names_of,
     queried_name,
 )
+from icechunk_async.errors import WrongTypeError
 from icechunk_async.sync.errors import translated
+from icechunk_async.sync.session import Session
 from icechunk_async.zarr.datasets import write_known
 from icechunk_async.zarr.queries.by_chunk import described
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 
-    from icechunk_async.sync.session import ForkSession, Session
+    from icechunk_async.sync.session import ForkSession
     from icechunk_async.zarr.datasets import Lazy, Mode, Region
     from icechunk_async.zarr.queries.measuring import AggregateFunction
 
@@ -82,6 +84,7 @@ def to_icechunk(
         ReadOnlyError: the session only reads.
     """
     with translated():
+        _check_session(session)
         lazy = write_known(
             obj,
             session.store,
@@ -111,7 +114,10 @@ def open_dataset(
 
     Raises:
         FileNotFoundError: there is no such group.
+        InvalidInputError: it is no session.
     """
+    with translated():
+        _check_session(session)
     return xarray.open_dataset(
         cast("Any", session.store),  # not in xarray's types
         engine="zarr",
@@ -120,6 +126,15 @@ def open_dataset(
         zarr_format=3,
         **kwargs,
     )
+
+
+def _check_session(given: object) -> None:
+    if not isinstance(given, Session):
+        raise WrongTypeError(
+            f"Datasets are written to and read from a session of icechunk_async.sync, not a "
+            f"{type(given).__module__}.{type(given).__name__}. Repository.writable_session and "
+            "readonly_session begin one; icechunk_async.xarray takes those of asyncio."
+        )
 
 
 def write_lazy(

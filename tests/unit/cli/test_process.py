@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,6 +105,30 @@ def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None
     finally:
         os.close(writing)
     assert (finished.returncode, finished.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_output_that_cannot_be_written_is_one_sentence(sample: Sample, more: list[str]) -> None:
+    """A disk that is full: neither a traceback nor a success."""
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        finished = subprocess.run(
+            [*COMMAND, "log", str(sample.path), *more],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            timeout=240,
+            check=False,
+        )
+    assert finished.returncode == 1
+    assert re.fullmatch(r"Error: .*No space left.* --debug .*\.\n", finished.stderr)
+
+
+def test_work_without_a_standard_output_is_done(sample: Sample) -> None:
+    """A service may start the command with its output closed."""
+    for arguments in (["--version"], ["log", str(sample.path)]):
+        finished = run("sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *arguments)
+        assert (finished.returncode, finished.stderr) == (0, "")
 
 
 def test_output_to_a_pipe_has_whole_lines_and_no_colours(sample: Sample) -> None:
