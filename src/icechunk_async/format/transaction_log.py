@@ -6,6 +6,8 @@ Spec, "Transaction logs". Chunk coordinates are columns: a commit may touch mill
 from __future__ import annotations
 
 from dataclasses import field
+from functools import cache, lru_cache
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,7 +22,7 @@ from icechunk_async.format.manifest.reading import MAX_RANK
 from icechunk_async.format.manifest.row_index import RowIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy.typing as npt
 
@@ -39,6 +41,17 @@ __all__ = [
 ]
 
 _LIKE_THE_FIRST: Final = (2, 3, 4)
+_FEW: Final = 32
+"""So many arrays and chunks are written one by one in less time than by columns."""
+_NODE_VTABLE, _CHUNK_VTABLE, _ROOT_AT, _MOVES_AT, _HEAD_BYTES = 30, 38, 56, 100, 128
+"""Places in a log without ids of nodes: two vtables, the root, its offset of the moves, and the
+vector of arrays."""
+_NODE: Final = Struct("<i8sII")
+"""The table of an array, and the count of its chunks: the distance back to the vtable, the node,
+and that to the count."""
+_WORD: Final = Struct("<I")
+_NONE: Final = bytes(4)
+"""An empty vector."""
 _SMALL: Final = 512
 """Chunks of an array up to which they are written together with those of others."""
 _TABLE_BYTES: Final = 20
@@ -207,9 +220,58 @@ def in_stored_order(moves: Iterable[Move]) -> tuple[Move, ...]:
 def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview:
     """Return the FlatBuffer of a transaction log.
 
-    Cost: no Python object per chunk.
+    Cost: no Python object per chunk, unless there are few.
     """
     del spec_version  # both versions write the same fields; spec 1 readers skip the moves
+    return _encode_few(log) or _encode(log)
+
+
+def _encode_few(log: TransactionLog) -> memoryview | None:
+    """Return the same bytes as `_encode`; None if there is more than a few chunks."""
+    if log.moves or any(getattr(log, name) for name in _LISTS.values()):
+        return None
+    nodes = sorted(log.updated_chunks)
+    if len(nodes) + sum(map(len, log.updated_chunks.values())) > _FEW:
+        return None
+    at = _HEAD_BYTES + 4 + 4 * len(nodes)
+    entries: list[int] = [len(nodes)]
+    parts: list[bytes] = []
+    for place, node in enumerate(nodes):
+        coords = log.updated_chunks[node]
+        count, rank = coords.shape
+        entries.append(at - _HEAD_BYTES - 4 - 4 * place)
+        parts.append(_NODE.pack(at - _NODE_VTABLE, node, 4, count))
+        pack, size = _chunk(rank)
+        first = at + _NODE.size + 4 * count
+        parts += [_WORD.pack(4 * (count - row) + size * row) for row in range(count)]
+        parts += [
+            pack(first + size * row - _CHUNK_VTABLE, 4, rank, *each)
+            for row, each in enumerate(coords.tolist())
+        ]
+        at = first + size * count
+    before, between, after = _head()
+    vector = Struct(f"<{len(entries)}I").pack(*entries)
+    pieces = (before, log.id, between, _WORD.pack(at - _MOVES_AT), after, vector, *parts, _NONE)
+    return memoryview(b"".join(pieces))
+
+
+@cache
+def _head() -> tuple[bytes, bytes, bytes]:
+    """Return the bytes before, between and after the id and the offset of the moves."""
+    data = bytes(_encode(TransactionLog(SnapshotId(bytes(SnapshotId.size_bytes)))))
+    id_at = _ROOT_AT + 4
+    after_id = id_at + SnapshotId.size_bytes
+    return data[:id_at], data[after_id:_MOVES_AT], data[_MOVES_AT + 4 : _HEAD_BYTES]
+
+
+@lru_cache(maxsize=64)
+def _chunk(rank: int) -> tuple[Callable[..., bytes], int]:
+    """Return the packer of a chunk's table, coordinates included, and its size."""
+    record = Struct(f"<iII{rank}I")
+    return record.pack, record.size
+
+
+def _encode(log: TransactionLog) -> memoryview:
     layout = Layout()
     tables = _vtables(layout)
     root = layout.place(48, 4)

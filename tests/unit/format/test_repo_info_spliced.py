@@ -144,6 +144,33 @@ def test_a_commit_writes_one_snapshot_and_two_operations(
     assert path == [snapshot_id(it) for it in [number, *reversed(NUMBERS)]]
 
 
+@pytest.mark.parametrize("count", [3, 200])
+def test_operations_of_earlier_commits_are_not_written_again(
+    count: int, written: list[object]
+) -> None:
+    """Neither those on top of a file, nor the few that are in it."""
+    info = stored()
+    info = replace(info, updates=OperationsLog.of(info.updates).head(count))
+    payload = b""
+    for number in range(500, 510):
+        info = committed(info, entry(number, snapshot_id(NUMBERS[-1])))
+        written.clear()
+        payload = bytes(encode_repo_info(info))
+        new = [it for it in written if isinstance(it, Update)]
+        if number > 500:
+            assert new == [*info.updates[:2]]
+    anew = replace(info, updates=OperationsLog(tuple(info.updates)))
+    assert decoded(payload) == decoded(encode_repo_info(anew)) == as_values(info)
+
+
+def test_an_operation_that_is_listed_twice_is_written_twice() -> None:
+    """Entries that were written are known by their identity."""
+    info = stored()
+    log = OperationsLog.of(info.updates)
+    info = replace(info, updates=log.with_newest(log[1], log[1], instead=0))
+    assert decoded(encode_repo_info(info)) == as_values(info)
+
+
 def test_the_first_place_is_not_told_in_the_file(written: list[object]) -> None:
     """The child of what was the first of all has no room for another number."""
     base = stored()

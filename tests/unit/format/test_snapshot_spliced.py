@@ -96,6 +96,35 @@ def test_changed_nodes_alone_are_written(spec: int, written: list[str]) -> None:
     assert again(payload, spec).nodes == edited
 
 
+@BOTH
+@pytest.mark.parametrize("is_read", [False, True])
+def test_of_few_nodes_changed_ones_alone_are_written(
+    spec: int, written: list[str], *, is_read: bool
+) -> None:
+    """Others were written before by this process, also where they are of a file that it read."""
+    base = stored(map(node, range(20)), spec)
+    nodes = base.nodes if is_read else Nodes(base.nodes.values())
+    encoded(base, nodes, spec)
+    for number in range(3):
+        nodes = nodes.edited([node(100 + number, "/007"), node(number, "/new")], [f"/01{number}"])
+        written.clear()
+        payload = encoded(base, nodes, spec)
+        assert written == ["/007", "/new"]
+        assert payload == encoded(base, Nodes(nodes.values()), spec)
+    written.clear()
+    other = encoded(base, nodes, 3 - spec)  # nothing of one version is in a file of the other
+    assert len(written) == len(nodes)
+    assert other == encoded(base, Nodes(nodes.values()), 3 - spec)
+
+
+def test_many_nodes_are_not_kept_as_they_were_written() -> None:
+    """They would take memory, and are found in the new file."""
+    base = stored(map(node, range(COUNT)), 2)
+    for nodes in (Nodes(base.nodes.values()), base.nodes):
+        encoded(base, nodes, 2)
+        assert not nodes._blocks
+
+
 EDITS = st.lists(st.tuples(st.integers(0, COUNT - 1), st.booleans()), max_size=12)
 
 

@@ -22,7 +22,7 @@ from icechunk_async.format.transaction_log import (
     fitting_level,
     unique_coordinates,
 )
-from tests.helpers import counted_calls
+from tests.helpers import counted_calls, examples
 from tests.unit.format.samples import (
     NODE_IDS,
     PATHS,
@@ -37,7 +37,7 @@ from tests.unit.format.table_builder import Field, Offset, Scalar, Struct, Table
 from tests.unit.format.wire import Table, root
 
 if TYPE_CHECKING:
-    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.manifest.refs import Coordinates
 
 type Touched = dict[NodeId, np.ndarray[tuple[int, int], np.dtype[np.uint32]]]
@@ -402,11 +402,52 @@ def test_small_arrays_are_written_as_large_ones_are(
     }
     log = replace(EMPTY, updated_chunks=coords)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction_log, "_FEW", -1)
         patch.setattr(transaction_log, "_SMALL", -1)
         expected = bytes(encode_transaction_log(log, 2))
         patch.setattr(transaction_log, "_SMALL", small)
         patch.setattr(transaction_log, "BLOCK", block)
         assert bytes(encode_transaction_log(log, 2)) == expected
+
+
+@examples(200)
+@given(
+    st.dictionaries(
+        NODE_IDS,
+        st.integers(0, 3).flatmap(
+            lambda rank: st.lists(coordinates(rank), unique=True, max_size=9)
+        ),
+        max_size=4,
+    ),
+    SNAPSHOT_IDS,
+    st.sampled_from(["", "new_groups", "updated_groups", "moves"]),
+)
+def test_few_chunks_are_written_as_many_are(
+    touched: dict[NodeId, list[Coordinates]], log_id: SnapshotId, more: str
+) -> None:
+    """Byte for byte; what a log has besides is not left out."""
+    coords = {
+        node: np.array(sorted(rows), np.uint32).reshape(len(rows), len(rows[0]) if rows else 2)
+        for node, rows in touched.items()
+    }
+    log = replace(EMPTY, id=log_id, updated_chunks=coords)
+    if more:
+        move = Move("/a", "/b", node_id(3), is_array=True)
+        value: Any = (move,) if more == "moves" else frozenset({node_id(1)})
+        log = replace(log, **{more: value})
+    written = bytes(encode_transaction_log(log, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction_log, "_FEW", -1)
+        assert bytes(encode_transaction_log(log, 2)) == written
+
+
+def test_few_chunks_are_written_with_few_calls() -> None:
+    """A small commit writes one log, and takes little more."""
+    log = replace(EMPTY, updated_chunks={node_id(1): np.zeros((1, 2), np.uint32)})
+    encode_transaction_log(log, 2)  # what all have in common is made
+    with counted_calls() as made:
+        encode_transaction_log(log, 2)
+    assert len(made) <= 12, made
 
 
 def test_an_array_more_costs_no_call() -> None:

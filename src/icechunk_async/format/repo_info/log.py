@@ -13,6 +13,7 @@ from icechunk_async.format.operations_log import Update, decode_update
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.flatbuffers.splicing import Spans
     from icechunk_async.format.repo_info.log_columns import UpdateSpans
 
@@ -90,6 +91,8 @@ class OperationsLog(Sequence[Update]):
     def __init__(self, updates: Sequence[Update] = ()) -> None:
         """Hold these entries."""
         self._new = tuple(updates)
+        self.written: dict[int, tuple[Update, Block]] = {}
+        """Entries with their bytes, by identity; an entry that is held here keeps its identity."""
         self._table: LogTable | None = None
         self._first = self._stop = 0
         """Which entries of the file follow the new ones."""
@@ -105,6 +108,11 @@ class OperationsLog(Sequence[Update]):
         log._table, log._first, log._stop = stored, first, stop
         return log
 
+    def _with(self, new: Sequence[Update], first: int, stop: int) -> Self:
+        log = self._of(new, self._table, first, stop)
+        log.written = self.written
+        return log
+
     @classmethod
     def of(cls, updates: Sequence[Update]) -> OperationsLog:
         """Return the entries of any sequence."""
@@ -114,7 +122,7 @@ class OperationsLog(Sequence[Update]):
         """Return the log with entries in place of some that were newest so far."""
         kept = self._new[instead:]
         skipped = max(0, instead - len(self._new))
-        return self._of((*newest, *kept), self._table, self._first + skipped, self._stop)
+        return self._with((*newest, *kept), self._first + skipped, self._stop)
 
     def cut(self, most: int) -> tuple[Self, str | None]:
         """Return no more than ``most`` of the newest entries, and the backup that continues them.
@@ -136,7 +144,7 @@ class OperationsLog(Sequence[Update]):
         """Return the newest entries."""
         new = self._new[:count]
         stop = min(self._stop, self._first + count - len(new))
-        return self._of(new, self._table, self._first, stop)
+        return self._with(new, self._first, stop)
 
     @property
     def new(self) -> tuple[Update, ...]:

@@ -57,14 +57,13 @@ def encode_log(log: OperationsLog) -> Block | tuple[Long, int]:
     """
     stored, first, stop = log.stored
     if stored is None or stop - first < FEWEST_COPIED:
-        return vector(encode_updates(tuple(log)))
+        return vector(_encode_kept(log, tuple(log)))
     layout = stored.layout
     gone = layout.foreign.copy()
     anew = [row for row in np.flatnonzero(gone).tolist() if first <= row < stop]
     gone[:first], gone[stop:] = True, True
     rows = [*[first] * len(log.new), *anew]
-    updates = [*log.new, *map(stored.update, anew)]
-    blocks = encode_updates(updates)
+    blocks = _encode_kept(log, [*log.new, *map(stored.update, anew)])
     new = [NewTable(row, *block) for row, block in zip(rows, blocks, strict=True)]
     source = Source(stored.payload, stored.tables.positions, layout.spans)
     if layout.are_blocks:
@@ -75,6 +74,15 @@ def encode_log(log: OperationsLog) -> Block | tuple[Long, int]:
             return vector(encode_updates(tuple(log)))
         spliced = found
     return long_vector(spliced.positions, spliced.parts)
+
+
+def _encode_kept(log: OperationsLog, updates: Sequence[Update]) -> list[Block]:
+    """Build entries of a log; those that were written before were kept, and others are from now."""
+    before = log.written
+    missing = [it for it in updates if id(it) not in before]
+    made = dict(zip(map(id, missing), encode_updates(missing), strict=True))
+    log.written = {id(it): before.get(id(it)) or (it, made[id(it)]) for it in updates}
+    return [log.written[id(it)][1] for it in updates]
 
 
 def encode_updates(updates: Sequence[Update]) -> list[Block]:

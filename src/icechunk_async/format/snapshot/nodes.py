@@ -14,10 +14,11 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.ids import ManifestId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     import numpy.typing as npt
 
+    from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest.refs import Extents
     from icechunk_async.format.snapshot.table import NodeTable
@@ -93,6 +94,8 @@ class Nodes(Mapping[str, Node]):
         """Paths at which the nodes of the file do not count, with their rows."""
         self._known = dict(self._put)
         """Nodes found earlier."""
+        self._blocks: dict[str, tuple[Node, int, Block]] = {}
+        """Nodes that were written, with the format version and their bytes, by path."""
         self._paths: list[str] | None = None
         self._put_ids: dict[NodeId, str] | None = None
 
@@ -105,9 +108,14 @@ class Nodes(Mapping[str, Node]):
 
     @classmethod
     def _on_top(
-        cls, table: NodeTable | None, put: dict[str, Node], covered: dict[str, int]
+        cls,
+        table: NodeTable | None,
+        put: dict[str, Node],
+        covered: dict[str, int],
+        blocks: dict[str, tuple[Node, int, Block]],
     ) -> Self:
         nodes = cls()
+        nodes._blocks = blocks
         nodes._table, nodes._put, nodes._covered, nodes._known = table, put, covered, dict(put)
         return nodes
 
@@ -126,7 +134,7 @@ class Nodes(Mapping[str, Node]):
                 row = None if path in covered else table.find(path)
                 if row is not None:
                     covered[path] = row
-        return self._on_top(table, kept | new, covered)
+        return self._on_top(table, kept | new, covered, self._blocks)
 
     @property
     def table(self) -> NodeTable | None:
@@ -219,6 +227,22 @@ class Nodes(Mapping[str, Node]):
     def items(self) -> ItemsView[str, Node]:
         """Return the paths and nodes in order; as `values`."""
         return _Items(self)
+
+    def blocks(self, spec_version: int, write: Callable[[Node], Block]) -> list[Block]:
+        """Return all nodes as written, in order of their paths; for hierarchies of few nodes.
+
+        They are kept, also for what is edited from these, so that a commit writes only those nodes
+        that it changes.
+        """
+        before = self._blocks
+        found: dict[str, tuple[Node, int, Block]] = {}
+        for path in self.paths:
+            node, known = self[path], before.get(path)
+            if known is None or known[0] is not node or known[1] != spec_version:
+                known = node, spec_version, write(node)
+            found[path] = known
+        self._blocks = found
+        return [block for _, _, block in found.values()]
 
     def at(self, first: int, stop: int) -> Iterator[Node]:
         """Iterate over the nodes of some of the `paths`; as `values`."""

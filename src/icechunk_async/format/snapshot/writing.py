@@ -113,8 +113,10 @@ def _nodes(nodes: Nodes, spec_version: int) -> Block | tuple[Long, int]:
             copied = _spliced(nodes, stored, spec_version)
             if copied is not None:
                 return copied
-    writer = _NodeWriter(spec_version)
-    return vector([writer.node(node) for node in nodes.values()])
+    write = _NodeWriter(spec_version).node
+    if nodes.is_light and len(nodes) <= 2 * FEWEST_COPIED:  # the next commit may need them
+        return vector(nodes.blocks(spec_version, write))
+    return vector([write(node) for node in nodes.values()])
 
 
 def _spliced(nodes: Nodes, stored: NodeTable, spec_version: int) -> tuple[Long, int] | None:
