@@ -50,6 +50,8 @@ _LOCKED_TOGETHER: Final = 64
 """Files deleted under one lock; a few milliseconds at most."""
 _STEP_BYTES: Final = 1 << 20
 _MOST_AT_ONCE: Final = 2 << 20
+# Without waiting: a pipe in the place of an object would block the thread until somebody writes to
+# it. What is no regular file is refused once it is open.
 _READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 _NOT_IN_KERNEL: Final = frozenset(
     {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
@@ -351,6 +353,7 @@ def _copy_all(source: int, size_bytes: int, target: int) -> None:
             if error.errno not in _NOT_IN_KERNEL:
                 raise
             break
+        # Cut short by another program, or a file system that copies nothing; reading tells which.
         if step == 0:
             break
         copied += step

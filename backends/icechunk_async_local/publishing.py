@@ -89,6 +89,7 @@ def draft(
         OSError: the file could not be written; nothing is left of it.
     """
     name = RESERVED_PREFIX + f"{os.getpid():x}-{os.urandom(8).hex()}".encode()
+    # Never into a file, nor through a link, that somebody else put there.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     fd = os.open(name, flags, 0o666, dir_fd=folder)  # the umask decides, as for any file
     finished: Draft | None = None

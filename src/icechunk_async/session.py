@@ -142,6 +142,7 @@ class _Hierarchy(ABC):
             tree, changes = workspace.tree, workspace.changes
             paths: dict[NodeId, str] = {it: gone.path for it, gone in changes.deleted.items()}
             paths.update((node.id, path) for path, node in changes.new.items())
+            # Under the lock, because making columns of single changes edits them in place.
             log = changes.log(workspace.base.id)
             return diff_of_log(log, lambda it: paths.get(it) or tree.base.path_of(it))
 

@@ -225,6 +225,7 @@ def news_since(
 
     Cost: in proportion to the news if they were noted; else to the arrays that were touched.
     """
+    # All of them: the commit requires that they exist, also those that were known before.
     part = ChangeSet(sources=now.sources)
     was_there: dict[NodeId, Node | None] = {}
     known = {node.id: node for node in seen.new.values()}
@@ -239,6 +240,7 @@ def news_since(
         was_there[node.id] = node
     for node_id, node in now.updated.items():
         was = seen.updated.get(node_id)
+        # Identity first: nodes are shared until they change, and documents may be long.
         if was is not node and was != node:
             part.updated[node_id], was_there[node_id] = node, was or base.get(node.path)
     for node_id in now.deleted.keys() - seen.deleted.keys():
@@ -271,6 +273,7 @@ def _new_chunks(
     if notes and all(it is not None for it in notes):
         new.set_many(ChunkRefs.concat([it.columns() for it in notes if it is not None]))
     else:
+        # `shrink` edits, and what was seen is compared with again later.
         was = seen.copy()
         if shrunk:
             was.shrink(now.kept_grid or ())
@@ -348,9 +351,13 @@ def in_order(shared: Shared, publications: Iterable[Publication]) -> list[Public
     Raises:
         FormatError: those of a fork do not follow one another.
     """
+    # By stamp first; the id of the fork only makes the order the same for all who put them
+    # together.
     ordered = sorted(publications, key=lambda it: (it.stamp, it.fork_id, it.number))
     taken, stamps = dict(shared.taken), dict[bytes, int]()
     for it in ordered:
+        # A gap would mean that a publication is missing, and what builds on it would be laid over a
+        # state that its maker never saw.
         if it.number != taken.get(it.fork_id, 0) or it.stamp <= stamps.get(it.fork_id, 0):
             raise FormatError(
                 f"Publications of fork {it.fork_id.hex()} do not follow one another: number "
@@ -376,6 +383,8 @@ def taken_in(shared: Shared, publications: Sequence[Publication], base: Base) ->
     for it in publications:
         news = it.news
         for node in news.changes.new.values():
+            # Ids are random, so that two forks do not draw the same. Equal ids at two paths come
+            # from damage, or from bytes that were made to confuse.
             if merger.created.get(node.id, node.path) != node.path:
                 raise FormatError(
                     f"Fork {it.fork_id.hex()} published {node.path!r} with the id of another node. "
@@ -388,6 +397,8 @@ def taken_in(shared: Shared, publications: Sequence[Publication], base: Base) ->
         taken[it.fork_id], serials[it.fork_id] = it.number + 1, it.serial
         clock = max(clock, it.stamp)
     changes = merger.finish()
+    # After all are in: one fork may fill an array that another created. Bytes of forks are
+    # untrusted.
     check_fits(changes, base.nodes, base.spec_version, only=touched)
     return replace(
         shared, changes=changes, stamps=stamps, taken=taken, serials=serials, clock=clock

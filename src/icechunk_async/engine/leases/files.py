@@ -103,6 +103,7 @@ class Spilled:
         The changes begin to note what is set from now on.
         """
         part = ChangeSet(sources=changes.sources)
+        # By identity: nodes are replaced, never changed, so that nothing is compared by value.
         part.new = {k: it for k, it in changes.new.items() if self.new.get(k) is not it}
         part.updated = {k: it for k, it in changes.updated.items() if self.updated.get(k) is not it}
         part.deleted = {k: it for k, it in changes.deleted.items() if self.deleted.get(k) != it}
@@ -111,6 +112,8 @@ class Spilled:
             journal = it.taken_journal()
             if journal is None and it.revision and self.revisions.get(node_id) == it.revision:
                 continue
+            # Nobody noted what was set, or some of it was undone, which a list of what was set
+            # cannot tell.
             if journal is None or node_id not in self.revisions:
                 whole.add(node_id)
                 part.chunks[node_id] = it.copy()
@@ -275,6 +278,7 @@ def decode_publication(
     number = typed(document.get("number"), int, where)
     stamp = typed(document.get("stamp"), int, where)
     found = (state.session_id, state.base_id, state.lineage.fork_id, number)
+    # The name is what others rely on when they count; the contents may have been copied to it.
     if found != (session_id, base_id, name.fork_id, name.number):
         raise FormatError(f"{where!r} is another publication, or of another session.")
     if not 0 < stamp < _MAX_STAMP:

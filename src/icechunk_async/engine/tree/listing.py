@@ -42,6 +42,7 @@ __all__ = [
 
 _MIN_RUN: Final = 8
 """Average length of runs from which a list of paths is built run by run."""
+# Each may read many manifests at once by itself.
 _ARRAYS_AT_ONCE: Final = 4
 
 

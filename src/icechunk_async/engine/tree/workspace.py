@@ -198,6 +198,8 @@ class Workspace:
         ``rearranging`` allows moves, and only those; ``packs`` get small chunks; ``deduplicate``
         stores no bytes that the session finds in place, or stored itself.
         """
+        # A thread lock, not one of an event loop: Zarr runs its own loop in another thread, and
+        # both use one session. Nothing awaits while it is held.
         self.lock = threading.RLock()
         self.base = base
         self.began_at = base.id
@@ -241,6 +243,8 @@ class Workspace:
         ``continues`` that they are those made so far against the same snapshot, and more.
         """
         with self.lock:
+            # Forks remember it: what was forked from changes that are gone cannot be merged any
+            # more.
             self.line += not continues
             if not replayed and base.id != self.base.id:
                 self.began_at = base.id
@@ -405,6 +409,7 @@ class Workspace:
         Cost: one request. If chunks are packed, one for each pack, and none in between. With
         deduplication see `Deduplication.is_there`, and none for bytes that are there already.
         """
+        # Before bytes are stored, so that a mistake leaves no object behind; `put_ref` looks again.
         self.check_target(path, coords, data)
         known = self.deduplication
         if known is not None and await known.is_there(self, path, coords, data):
@@ -442,6 +447,8 @@ class Workspace:
     async def store_bytes(self, data: Data) -> ChunkRef:
         """Store the bytes of a chunk that nothing refers to yet; few are kept in the reference."""
         if len(data) <= self.inline_threshold_bytes:
+            # A copy: the caller may fill its buffer anew, and these bytes are kept until the
+            # commit.
             return InlineChunk(bytes(data))
         if self.deduplication is not None:
             return await self.deduplication.store(data, self.store_object)
@@ -452,6 +459,7 @@ class Workspace:
 
         Cancellation: an object that nothing refers to may exist.
         """
+        # Before the bytes are sent, so that damage on the way to the storage is found, too.
         code = sum_of(data) if self.assets.keeps_sums else 0
         if self.packs is not None and self.packs.takes(len(data)):
             ref = await self.packs.add(data, self.assets.storage)
@@ -520,6 +528,8 @@ class Workspace:
             changes = self.changes.chunks.get(node.id)
             if changes is not None:
                 known, ref = changes.find(coords)
+                # A chunk that was cut off by shrinking is gone, also if the array has grown again
+                # since.
                 if known or not changes.keeps(coords):
                     return ref
             base_node, base = self.tree.base_node(node), self.base
@@ -591,6 +601,7 @@ class Workspace:
                 start, stop = slice_range(byte_range, length)
                 start, stop = offset + start, offset + stop
                 if self.packs is not None:
+                    # The reference exists before its pack is stored: a session reads what it wrote.
                     unstored = self.packs.read(chunk_id, start, stop)
                     if unstored is not None:
                         return unstored
@@ -623,6 +634,8 @@ class Workspace:
         if base_node is not None and base_node.array is not None:
             same_rank = len(base_node.array.grid) == len(grid)
             if same_rank:
+                # In the order of their boxes, so that chunks come in ascending order as far as
+                # boxes are disjoint.
                 manifests = tuple(sorted(base_node.array.manifests, key=lambda it: it.extents))
         box = tuple((0, min(a, b)) for a, b in zip(grid, kept, strict=True))
         revision = 0 if changes is None else changes.revision

@@ -164,6 +164,8 @@ class Structure:
             FormatError: they are damaged.
         """
         self._limit = believable_bytes(len(data))
+        # Rows are counted from the footer before anything is decoded: Parquet can claim billions of
+        # equal rows in a few bytes.
         reader = ParquetReader(data, _STRUCTURE, schema=STRUCTURE_SCHEMA)
         if reader.footer.num_rows > MAX_NODES:
             raise FormatError(
@@ -200,6 +202,8 @@ class Structure:
             if path in nodes:
                 raise FormatError(f"A {_STRUCTURE} has two nodes at {path!r:.100}.")
             nodes[path] = _node(row, path, node_id, attributes)
+            # Rows can refer to one row of attributes, so a small file can stand for documents of
+            # any size.
             self._limit -= len(nodes[path].user_data)
             if self._limit < 0:
                 raise FormatError(f"A {_STRUCTURE} stands for documents that are not believed.")
@@ -344,6 +348,7 @@ def encode_structure(snapshot: Snapshot, parent: Snapshot | None, level: int) ->
         attributes = _attributes_of(parsed)
         stored = dump_json(attributes)
         place = _known_place(node, attributes, parent)
+        # Further ones stay inline: a row's number has 16 bits.
         if place is None and len(stored) >= _MIN_FILE_BYTES and len(new) < _MAX_ROWS:
             place = AttributesPlace(key, len(new))
             new.append(stored)

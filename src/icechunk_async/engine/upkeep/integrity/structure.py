@@ -87,6 +87,8 @@ def uncached(engine: Engine) -> Assets:
         stored(engine),
         engine.assets.layout,
         compression_level=engine.assets.compression_level,
+        # No cache in memory, either: each file is read once, and the check must see what is stored
+        # now.
         snapshot_nodes=0,
         chunk_refs=0,
     )
@@ -137,6 +139,8 @@ class _Encodings:
             return known
         try:
             values: Any = json.loads(document)
+            # Documents differ in attributes and in shape from commit to commit; chunks are decoded
+            # alike.
             key = json.dumps({name: values.get(name) for name in _ENCODING}, sort_keys=True)
         except (ValueError, AttributeError, RecursionError):
             key = repr(document)  # damaged, which is reported by itself
@@ -191,6 +195,7 @@ class _Walk:
         documents = self._encodings.documents
         found.codecs = [tuple(documents[it] for it in sorted(users)) for users in numbers]
         order = {"snapshot": 0, "transaction log": 1}
+        # Reads finish in any order; a report is to be the same each time.
         found.findings.sort(key=lambda it: (order[it.kind], it.location, it.detail))
         return found
 
@@ -202,6 +207,8 @@ class _Walk:
         snapshot: Snapshot | None = None
         try:
             found = await self._assets.read_snapshot(snapshot_id)
+            # Also what readers leave to the first use, because it costs time in proportion to the
+            # nodes.
             found.check()
             snapshot = found
             self._take(key, found)
@@ -280,6 +287,8 @@ class _Walk:
     def _document_problem(self, node: Node) -> str | None:
         """Return the problem of a node's metadata document, looking once at each."""
         dimensions = None if node.array is None else node.array.dimensions
+        # A hash and not the document: nodes stay the same from snapshot to snapshot, and a long
+        # history would keep all documents in memory. A collision leaves one document unchecked.
         state = (node.id, hash((node.user_data, dimensions)))
         if state in self._sound:
             return None
@@ -410,6 +419,8 @@ async def _with_known_sums(
         detail = f"{key!r}: {error}"
         return manifest, [replace(_finding("sums", key, "unreadable", detail), level="sums")]
     digest = await assets.compute(lambda: sha256(data).digest(), size_bytes=len(data))
+    # Sums tell of the manifest that they were made for. Beside a damaged one they would accuse
+    # chunks that are whole.
     if digest == sums.head.manifest_digest:
         return summed, []
     key = manifest_key(manifest.id)
