@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import field, replace
-from itertools import islice
+from functools import partial
+from itertools import batched, islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.changes.splitting import CellPlan
+    from icechunk_async.engine.commit.small import Small
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.config import ManifestSplittingConfig
     from icechunk_async.format.digests import Listed
@@ -76,6 +78,10 @@ _CONCURRENT_REWRITES: Final = 4
 _CELLS_TOGETHER: Final = 4096
 """Cells that wait for a manifest to share, of one array and in a rewrite of all, at most: their
 references are in memory."""
+_FEWEST_SMALL: Final = 4
+_SMALL_TOGETHER: Final = 512
+"""Small arrays that are merged together. Fewer are quicker one by one; of more the manifests might
+take much memory."""
 _LOOKED_AT: Final = 64
 """Manifests that a commit looks at to see whether they are mostly garbage, at most: a deleted array
 may leave thousands."""
@@ -184,15 +190,18 @@ class Flusher:
         changed = tree.changed_arrays()
         settle_together(tree.changes.chunks.values())
         try:
-            written = await bounded_map(
-                lambda node: self._write(node, base, tree), changed, limit=_CONCURRENT_MANIFESTS
+            small = await self._write_small(changed, base, tree)
+            others = [node for node in changed if node.id not in small]
+            large = await bounded_map(
+                lambda node: self._write(node, base, tree), others, limit=_CONCURRENT_MANIFESTS
             )
         except FormatError:
             # Collection deletes a snapshot before what it refers to. If the base's file is gone,
             # nothing is damaged: the base expired, and this says so.
             await self._assets.read_snapshot(base.id)
             raise
-        written = await self._share(written)
+        small.update(zip((node.id for node in others), large, strict=True))
+        written = await self._share([small[node.id] for node in changed])
         for node, moved in await self._move_out(base, tree, changed, written):
             changed.append(node)
             written.append(moved)
@@ -404,9 +413,8 @@ class Flusher:
 
         await bounded_map(store, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
 
-    async def _write(
-        self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
-    ) -> Written:
+    def _inputs(self, node: Node, tree: WorkingTree) -> tuple[ArrayChanges, _Recipe]:
+        """Return the changes of an array, and the inputs of its manifests."""
         array = node.array
         assert array is not None
         changes = tree.changes.chunks.get(node.id) or ArrayChanges(len(array.dimensions))
@@ -414,12 +422,63 @@ class Flusher:
         old = base_node.array.manifests if base_node and base_node.array else ()
         if changes.kept_grid is not None and not any(changes.kept_grid):
             old = ()  # nothing of the base is left; the number of axes may differ
+        return changes, (old, array.grid, changes.revision)
+
+    def _known(self, node: Node, recipe: _Recipe) -> Written | None:
+        """Return the manifests that were made from the same inputs before."""
         # A commit that lost a race comes here again, with manifests of the winner where it wrote
         # to the same ones. What has the same inputs is the same, and is stored already.
-        recipe = (old, array.grid, changes.revision)
         known = self._made.get(node.id)
-        if known is not None and known[0] == recipe and not rewrite_all:
-            return known[1]
+        return known[1] if known is not None and known[0] == recipe else None
+
+    async def _write_small(
+        self, nodes: Sequence[Node], base: Snapshot, tree: WorkingTree
+    ) -> dict[NodeId, Written]:
+        """Write the arrays that are small, for many of them at once; others are left out."""
+        manifests = self._assets.manifests
+        shares = self._assets.layout.manifests.shares and not self._assets.keeps_sums
+        if not shares or len(nodes) < _FEWEST_SMALL:
+            return {}
+        from icechunk_async.engine.commit.small import merged, small_array  # noqa: PLC0415 -- on use
+
+        written: dict[NodeId, Written] = {}
+        recipes: dict[NodeId, _Recipe] = {}
+        small: list[Small] = []
+        for node in nodes:
+            changes, recipe = self._inputs(node, tree)
+            known = self._known(node, recipe)
+            if known is not None:
+                written[node.id] = known
+                continue
+            it = small_array(node, changes, recipe[0], base.manifests, self.options.splitting)
+            if it is not None:
+                small.append(it)
+                recipes[node.id] = recipe
+
+        async def load(manifest_id: ManifestId) -> Manifest:
+            return await manifests.get(manifest_id, base.manifests[manifest_id].size_bytes)
+
+        for some in batched(small if len(small) >= _FEWEST_SMALL else (), _SMALL_TOGETHER):
+            sources = list({it.source: None for it in some if it.source is not None})
+            loaded = await bounded_map(load, sources, limit=_CONCURRENT_MANIFESTS)
+            work = partial(merged, some, dict(zip(sources, loaded, strict=True)))
+            count = sum(it.changes.count() for it in some) + sum(map(len, loaded))
+            found = await self._assets.compute(work, size_bytes=count * _BYTES_PER_REF)
+            for node_id, waiting in found.items():
+                made = Written((), waiting=() if waiting is None else (waiting,))
+                written[node_id] = made
+                self._made[node_id] = (recipes[node_id], made)
+        return written
+
+    async def _write(
+        self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
+    ) -> Written:
+        array = node.array
+        assert array is not None
+        changes, recipe = self._inputs(node, tree)
+        known = None if rewrite_all else self._known(node, recipe)
+        if known is not None:
+            return known
         columns = changes.columns()
         inside = columns.inside(tuple((0, size) for size in array.grid))
         if not inside.all():  # deletions outside of the grid, which shrinking left for the log
@@ -428,7 +487,7 @@ class Flusher:
         plan = plan_manifests(
             array.grid,
             sizes,
-            old,
+            recipe[0],
             columns.coords,
             kept=changes.kept_grid,
             rewrite_all=rewrite_all,
@@ -601,16 +660,25 @@ class Flusher:
             # takes a tenth of the time of their commit. Without what `take` left of
             # larger pools, which it would keep in memory. Checksums are read from their own file,
             # and only by who wants them.
-            small = {
-                node_id: replace(refs.narrow().compact(), sums=None)
-                for node_id, refs in arrays.items()
-            }
+            small = _compact(arrays)
             if sum(refs.inline.nbytes for refs in small.values()) <= _KEPT_BYTES:
                 self._decoded[manifest_id] = Manifest(manifest_id, small)
         info = ManifestFileInfo(manifest_id, len(packed), count)
         sidecar = _sidecar(manifest_id, arrays, packed) if self._assets.keeps_sums else None
         refs = tuple(ManifestRef(manifest_id, it.extents()) for it in arrays.values())
         return _Made(refs, info, packed, sidecar)
+
+
+def _compact(arrays: Mapping[NodeId, ChunkRefs]) -> dict[NodeId, ChunkRefs]:
+    """Return the references of arrays without sums, and without what others refer to."""
+    several = None
+    if any(refs.coords.base is not None for refs in arrays.values()):  # views of larger columns
+        from icechunk_async.format.manifest.several import Several  # noqa: PLC0415 -- on use
+
+        several = Several.of(list(arrays.values()))
+    if several is None:
+        return {it: replace(refs.narrow().compact(), sums=None) for it, refs in arrays.items()}
+    return dict(zip(arrays, replace(several, sums=None).divided(), strict=True))
 
 
 async def with_digests(assets: Assets, flushed: Flushed, base_list: DigestList | None) -> Flushed:

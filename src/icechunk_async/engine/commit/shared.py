@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_REFS",
+    "MOST_REFS_OF_ONE",
     "Waiting",
     "grouped",
     "is_mostly_garbage",
     "length_for_appends",
     "may_share",
+    "size_of",
 ]
 
 MOST_REFS: Final = 1000
@@ -37,7 +39,7 @@ MOST_REFS: Final = 1000
 _MOST_ARRAYS: Final = 64
 _MOST_BYTES: Final = 1 << 16
 """Bytes of a shared manifest before it is compressed, roughly: a reader of one array gets all."""
-_MOST_REFS_OF_ONE: Final = 100
+MOST_REFS_OF_ONE: Final = 100
 _MOST_BYTES_OF_ONE: Final = 1 << 14
 _REFS_OF_LAST_CELLS: Final = 2048
 """References that all last cells of an archive have together, at most: some 32 KB."""
@@ -63,7 +65,7 @@ def length_for_appends(arrays: Iterable[ArrayData], dimension: str) -> int | Non
     if not of_a_step:
         return None
     # Those that cannot share even for one step need not be short for it.
-    shared = _MOST_REFS_OF_ONE // max(of_a_step) or _REFS_OF_LAST_CELLS
+    shared = MOST_REFS_OF_ONE // max(of_a_step) or _REFS_OF_LAST_CELLS
     return max(1, min(shared, _REFS_OF_LAST_CELLS // sum(of_a_step)))
 
 
@@ -81,14 +83,11 @@ class Waiting:
 
 def may_share(refs: ChunkRefs) -> int | None:
     """Return the bytes that references take in a shared manifest; None if they are too many."""
-    count = len(refs)
-    if count > _MOST_REFS_OF_ONE:
-        return None
-    size = _BYTES_PER_REF * count
     kinds = refs.kinds
     inline = kinds == Kind.INLINE
-    if inline.any():
-        size += int(refs.lengths[inline].sum())
+    size = size_of(len(refs), int(refs.lengths[inline].sum()) if inline.any() else 0)
+    if size is None:
+        return None
     virtual = kinds == Kind.VIRTUAL
     if virtual.any():
         for pool, used in (
@@ -97,6 +96,12 @@ def may_share(refs: ChunkRefs) -> int | None:
         ):
             size += sum(len(pool.get(it)) for it in set(used.tolist()) if it >= 0)
     return size if size <= _MOST_BYTES_OF_ONE else None
+
+
+def size_of(count: int, inline_bytes: int) -> int | None:
+    """Return the bytes of references without locations; as `may_share`."""
+    size = _BYTES_PER_REF * count + inline_bytes
+    return size if count <= MOST_REFS_OF_ONE and size <= _MOST_BYTES_OF_ONE else None
 
 
 def grouped(waiting: Iterable[Waiting]) -> Iterator[list[Waiting]]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     type Refs = Mapping[Coordinates, ChunkRef | None]
 
-__all__ = ["Several", "encode_several"]
+__all__ = ["Several", "encode_several", "merge_several"]
 
 _VALUES: Final = methodcaller("values")
 _KINDS: Final[dict[type, Kind]] = {
@@ -149,6 +149,32 @@ class Several:
             )
         return cls(counts, np.concatenate(coords), kinds, offsets, lengths, chunk_ids, data, sums)
 
+    def taken(self, rows: npt.NDArray[np.intp], counts: npt.NDArray[np.int64]) -> Several:
+        """Return some rows, in another order, of which each array has ``counts``."""
+        kinds, lengths = self.kinds[rows], self.lengths[rows]
+        native, inline = kinds == Kind.NATIVE, kinds == Kind.INLINE
+        objects = np.cumsum(self.kinds == Kind.NATIVE) - 1
+        sizes = np.where(self.kinds == Kind.INLINE, self.lengths, np.uint64(0)).astype(np.int64)
+        starts = (np.cumsum(sizes) - sizes)[rows[inline]]
+        return Several(
+            counts,
+            self.coords[rows],
+            kinds,
+            self.offsets[rows],
+            lengths,
+            self.chunk_ids[objects[rows[native]]],
+            _picked(self.inline, starts, sizes[rows[inline]]),
+            None if self.sums is None else self.sums[rows],
+        )
+
+    def inline_bytes(self) -> list[int]:
+        """Return the inline bytes of each array."""
+        owners = np.repeat(np.arange(len(self.counts)), self.counts)
+        inline = self.kinds == Kind.INLINE
+        sums = np.bincount(owners[inline], self.lengths[inline], len(self.counts))
+        found: list[int] = sums.astype(np.int64).tolist()
+        return found
+
     def divided(self) -> list[ChunkRefs]:
         """Return the references of each array, which share no pool with those of the others.
 
@@ -229,7 +255,9 @@ def _pooled[T: Sized](pools: Sequence[T]) -> tuple[list[T], npt.NDArray[np.int64
     return found, np.fromiter((places[id(pool)] for pool in pools), np.int64, len(pools))
 
 
-def _picked(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> memoryview:
+def _picked(
+    data: bytes | memoryview, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> memoryview:
     """Return pieces of some bytes, one after the other."""
     places = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
@@ -238,6 +266,42 @@ def _picked(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.in
     picked = np.empty(total, np.uint8)
     copy_pieces(picked, places, np.frombuffer(data, np.uint8), starts, sizes)
     return picked.data
+
+
+def merge_several(
+    old: Sequence[ChunkRefs], changed: Sequence[ChunkRefs], grids: Sequence[Coordinates]
+) -> list[tuple[ChunkRefs, int]] | None:
+    """Return the references of arrays as changes leave them, each with its inline bytes.
+
+    None if some are virtual; `merging.merge` takes any.
+
+    Args:
+        old: the references of each array; may be none.
+        changed: new references, and deletions.
+        grids: what lies outside of an array's grid is left out.
+
+    Cost: some twenty microseconds for each array that has references already, and a third of that
+    for the others.
+    """
+    several = Several.of([*old, *changed])
+    if several is None:
+        return None
+    count = len(changed)
+    owners = np.repeat(np.tile(np.arange(count), 2), several.counts)
+    keep = several.kinds != Kind.DELETED
+    shape = np.array(grids, np.int64).reshape(count, several.coords.shape[1])
+    for axis in range(shape.shape[1]):  # by far faster than all axes at once
+        keep &= several.coords[:, axis] < shape[:, axis][owners]
+    before = int(several.counts[:count].sum())
+    if not before and keep.all():
+        return list(zip(changed, several.inline_bytes()[count:], strict=True))
+    rows = np.lexsort((*several.coords.T[::-1], owners))  # of equal ones the new one comes last
+    coords, ordered = several.coords[rows], owners[rows]
+    last = np.ones(len(rows), bool)
+    last[:-1] = (ordered[1:] != ordered[:-1]) | (coords[1:] != coords[:-1]).any(axis=1)
+    rows = rows[last & keep[rows]]
+    found = several.taken(rows, np.bincount(owners[rows], minlength=count))
+    return list(zip(found.divided(), found.inline_bytes(), strict=True))
 
 
 def encode_several(identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]) -> memoryview | None:

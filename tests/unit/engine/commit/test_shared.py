@@ -689,13 +689,13 @@ def used(snapshot: Snapshot, manifest: Manifest) -> list[ChunkRefs]:
 
 
 @examples(160)
-@given(st.sampled_from([1, 2]), st.sampled_from([None, 1, 2, 3]), STEPS)
+@given(st.sampled_from([1, 2]), st.sampled_from([None, 1, 2, 3]), st.sampled_from([1, 2, 9]), STEPS)
 def test_histories_equal_a_model(
-    spec: int, length: int | None, steps: list[tuple[Any, ...]]
+    spec: int, length: int | None, fewest: int, steps: list[tuple[Any, ...]]
 ) -> None:
     """After any changes, moves and collections nothing is lost, and nothing old comes back.
 
-    In manifests of any length of cells.
+    In manifests of any length of cells, whether arrays are merged together or one by one.
     """
 
     async def scenario() -> None:
@@ -710,6 +710,7 @@ def test_histories_equal_a_model(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared, "_MOST_ARRAYS", 3)
+        patch.setattr(flush, "_FEWEST_SMALL", fewest)
         asyncio.run(scenario())
 
 

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.manifest.merging import merge
 from icechunk_async.format.manifest.refs import (
     ChunkRefs,
     InlineChunk,
+    Kind,
     NativeChunk,
     VirtualChunk,
 )
-from icechunk_async.format.manifest.several import Several, encode_several
+from icechunk_async.format.manifest.several import Several, encode_several, merge_several
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.helpers import counted_calls
 from tests.unit.format.samples import (
@@ -144,6 +146,56 @@ def test_others_are_left_to_those_who_write_any(other: ChunkRefs) -> None:
     """They are rare, or quicker by themselves."""
     arrays = {node_id(1): refs_of(1, {(0,): InlineChunk(b"1")}), node_id(2): other}
     assert encode_several(manifest_id(1), arrays) is None
+
+
+BOX = (4, 3)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(of_rank(2) | st.just({}), changes(2)), min_size=1, max_size=5), st.booleans()
+)
+def test_changes_are_merged_as_those_of_one_array_are(
+    arrays: list[tuple[dict[Coordinates, ChunkRef], list[Changes]]],
+    new: bool,  # noqa: FBT001
+) -> None:
+    """References outside of the grid are left out, and deleted ones."""
+    old = [refs_of(2, {} if new else it) for it, _ in arrays]
+    changed = [ChunkRefs.from_mapping(2, it[0]).sort() for _, it in arrays]
+    found = merge_several(old, changed, [BOX] * len(arrays))
+    assert found is not None
+    box = tuple((0, size) for size in BOX)
+    for (refs, inline_bytes), before, ours in zip(found, old, changed, strict=True):
+        expected = merge([before], ours.take(ours.inside(box)), box)
+        assert as_dict(refs) == as_dict(expected)
+        assert refs.coords.tolist() == expected.coords.tolist()
+        assert inline_bytes == int(refs.lengths[refs.kinds == Kind.INLINE].sum())
+        for row in range(len(refs)):
+            assert getattr(refs.ref(row), "sum", 0) == getattr(expected.ref(row), "sum", 0)
+
+
+def test_changes_of_an_array_without_axes_are_merged() -> None:
+    """It has one chunk."""
+    one: dict[Coordinates, ChunkRef] = {(): InlineChunk(b"old")}
+    old, new = refs_of(0, one), ChunkRefs.from_mapping(0, {(): InlineChunk(b"new")})
+    gone = ChunkRefs.from_mapping(0, {(): None})
+    found = merge_several([old, old, ChunkRefs.empty(0)], [new, gone, new], [(), (), ()])
+    assert found is not None
+    assert [as_dict(refs) for refs, _ in found] == [as_dict(new), {}, as_dict(new)]
+
+
+def test_new_references_are_not_copied() -> None:
+    """Where no array had any before, and none are left out."""
+    refs = refs_of(1, {(0,): InlineChunk(b"1")})
+    found = merge_several([ChunkRefs.empty(1)] * 2, [refs, refs], [(1,), (1,)])
+    assert found is not None
+    assert [it is refs for it, _ in found] == [True, True]
+
+
+def test_virtual_references_are_merged_by_others() -> None:
+    """They have pools of texts."""
+    refs = refs_of(1, {(0,): VirtualChunk("s3://bucket/key", 0, 1)})
+    assert merge_several([ChunkRefs.empty(1)], [refs], [(1,)]) is None
 
 
 def test_an_array_costs_hardly_a_call() -> None:
