@@ -31,6 +31,7 @@ from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND
 from icechunk_async.format.manifest.reading import (
     MAX_RANK,
+    Manifest,
     beyond_objects,
     decode_array,
     decode_manifest,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from icechunk_async.format.manifest.held import HeldManifest, Undecided
-    from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
 
 __all__ = ["ManifestFile", "PackedManifest", "open_manifest"]
@@ -129,7 +129,7 @@ class PackedManifest:
         self.id = ManifestId(self._bytes(self.id_place, ManifestId.size_bytes))
         self._nodes = self._vector(root, 1, required="arrays")
         self._places: dict[bytes, tuple[int, int]] = {}  # where references begin, how many
-        self._decoded: dict[bytes, dict[int, ChunkRefs]] = {}  # by array and rank
+        self._decoded: dict[NodeId, dict[int, ChunkRefs]] = {}  # by array and rank
         self._peeks: dict[bytes, int] = {}
         self._most_peeks = _PEEKS if self._size >= _LARGE_BYTES else 1
 
@@ -165,11 +165,24 @@ class PackedManifest:
 
     def expand(self, node_id: NodeId | None = None) -> Manifest | PackedManifest:
         """As ``HeldManifest``: decode an array, or all if others were looked at already."""
-        is_only = self._nodes[1] == 1
+        count = self._nodes[1]
+        if count == len(self._decoded) > 0:  # an array was read before it is changed
+            return self._columns()
+        is_only = count == 1
         if node_id is None or is_only or self._is_beyond(node_id) or not self._place(node_id)[1]:
             return decode_manifest(self._view, seconds_cut=self._seconds_cut)
         self._decode(node_id)
         return self
+
+    def _columns(self) -> Manifest:
+        """Return the manifest whose arrays are all decoded already."""
+        arrays: dict[NodeId, ChunkRefs] = {}
+        strays: dict[tuple[NodeId, int], ChunkRefs] = {}
+        for node_id, ranks in self._decoded.items():
+            for refs in ranks.values():  # the commonest rank first
+                if arrays.setdefault(node_id, refs) is not refs:
+                    strays[node_id, refs.rank] = refs
+        return Manifest(self.id, arrays, strays)
 
     def _decode(self, node_id: NodeId) -> dict[int, ChunkRefs]:
         """Decode one array that is there; return its references by rank."""

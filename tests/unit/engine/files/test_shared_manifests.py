@@ -116,6 +116,34 @@ async def test_reading_many_arrays_decodes_all_once(
         assert [it.columns is None for it, _ in held.values()] == [False]
 
 
+@pytest.mark.parametrize("arrays", [1, 3])
+async def test_what_was_decoded_for_readers_is_not_decoded_for_a_commit(
+    decoded: list[Any], arrays: int
+) -> None:
+    """An array is often read before it is changed; here all arrays of a manifest are."""
+    async with open_storage(memory_url()) as storage:
+        async with Repository.create(storage) as repository:
+            session = await repository.writable_session("main")
+            for number in range(arrays):
+                await make_array(session, f"a{number}", (10,), (1,))
+                for chunk in CHUNKS:
+                    await write(session, f"a{number}/c/{chunk}", bytes([number, chunk]))
+            await session.commit("filled")
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            for number in range(arrays):
+                for chunk in CHUNKS:
+                    assert await read(session, f"a{number}/c/{chunk}") == bytes([number, chunk])
+                await write(session, f"a{number}/c/5", b"new")
+            assert decoded == [len(CHUNKS)] * arrays
+            await session.commit("changed")
+            assert decoded == [len(CHUNKS)] * arrays
+            session = await repository.readonly_session("main")
+            for number in range(arrays):
+                assert await read(session, f"a{number}/c/5") == b"new"
+                assert await read(session, f"a{number}/c/9") == bytes([number, 9])
+
+
 async def test_damage_in_another_array_does_not_matter(
     storage: LatencyStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
