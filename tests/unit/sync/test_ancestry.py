@@ -157,6 +157,16 @@ def test_snapshots_that_were_passed_leave_no_circles() -> None:
         gc.enable()
 
 
+def test_a_short_history_is_decoded_once() -> None:
+    """It is looked at over and over, and makes no columns."""
+    info = history(10)
+    first = found_in(info)
+    with counted_calls() as calls:
+        again = found_in(info)
+    assert [it.id for it in again] == [it.id for it in first]
+    assert not {"SnapshotTable._row", "TableList._row", "SnapshotTable._decode"} & set(calls)
+
+
 def test_a_long_history_takes_few_turns_of_the_loop_and_few_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,6 +32,8 @@ class SnapshotTable(TableList):
         """Look at the vector of entries; as `TableList`."""
         super().__init__(payload, first, count)
         self._known: dict[int, SnapshotInfo] = {}
+        self._parents: dict[int, int] = {}
+        """Of the entries that were looked at one by one: short histories are, each time."""
         self._last_found: tuple[bytes, int] = b"", 0
 
     @cached_property
@@ -119,6 +121,9 @@ class SnapshotTable(TableList):
 
     def parent(self, row: int) -> int:
         """Return the row of an entry's parent; -1 for none."""
+        found = self._parents.get(row)
+        if found is not None:
+            return found
         if self._has_column("parents"):
             return self.columns.parents[row]
         # An absent number is 0, which is the first entry: that there is no parent is always stored.
@@ -126,6 +131,7 @@ class SnapshotTable(TableList):
         parent = number - (1 << 32) if number >> 31 else number
         if not NO_PARENT <= parent < self._count:
             raise no_such_parent()
+        self._parents[row] = parent
         return parent
 
     def infos(self, rows: Sequence[int]) -> Iterator[SnapshotInfo]:
