@@ -18,6 +18,7 @@ from icechunk_async.errors import (
     UnsafeStorageError,
 )
 from icechunk_async.storage import StorageDescription
+from icechunk_async.storage.queueing import WriterQueue
 from icechunk_async_local.at_once import ReadsAtOnce
 from icechunk_async_local.batching import Lane, Loan
 from icechunk_async_local.durability import Ledger
@@ -27,7 +28,6 @@ from icechunk_async_local.filesystems import is_on_this_machine, may_write, prob
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
 from icechunk_async_local.publishing import Publisher
-from icechunk_async_local.queueing import WriterQueue
 from icechunk_async_local.unfinished import unfinished_files
 from icechunk_async_local.versions import disk_time_us, modified_at_us
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
         Version,
     )
     from icechunk_async.storage.extensions import ObjectStates, Unfinished
+    from icechunk_async.storage.queueing import Number
     from icechunk_async_local.filesystems import Abilities
     from icechunk_async_local.paths import Place
-    from icechunk_async_local.queueing import Number
 
 __all__ = ["LocalStorage", "open_local"]
 
@@ -162,7 +162,7 @@ class LocalStorage:
         self._files = files
         self._readers, self._writers = lanes
         self._at_once = at_once
-        self._queue = WriterQueue(at_once)
+        self._queue = WriterQueue(at_once.open_root)
         self._read_this_turn = 0
         self._small_writes = threading.RLock()
         self._closed = False

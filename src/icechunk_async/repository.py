@@ -1928,7 +1928,8 @@ class Repository:
         if dry_run:
             return await report_of(engine, plan.branch, await plan.combine(engine))
         engine.check_safe()
-        async with engine.neighbours.writers.turn(plan.branch, engine.assets.backend) as turn:
+        storage, backend = engine.assets.storage, engine.assets.backend
+        async with engine.neighbours.writers.turn(plan.branch, storage, backend) as turn:
             while True:
                 turn.begin()
                 combined = await plan.combine(engine)

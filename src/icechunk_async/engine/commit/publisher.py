@@ -53,6 +53,7 @@ from icechunk_async.format.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import Flushed, ManifestOptions
@@ -213,11 +214,11 @@ class Publisher:
             return self._finish(landed)
         await self._prepare()
         base = self.workspace.base
-        async with self._writers.turn(branch, self.workspace.assets.backend) as turn:
+        async with self._turn(branch) as turn:
             turn.stands_on(base.id, base.metadata)
             tip: SnapshotId | None = base.id
-            if turn.queued:
-                tip = None  # looking is cheap where writers can queue, and nobody is in between
+            if turn.must_look:
+                tip = None  # nobody of this machine is in between
             elif turn.waited:
                 tip = self._history.last_seen(branch, None)
             for tries_left in reversed(range(wanted.tries + 1)):
@@ -234,6 +235,10 @@ class Publisher:
                 if tip == self.workspace.base.id:  # what the lost race showed is older than that
                     tip = None
         raise AssertionError("the last try returns or raises")
+
+    def _turn(self, branch: str) -> AbstractAsyncContextManager[Turn]:
+        assets = self.workspace.assets
+        return self._writers.turn(branch, assets.storage, assets.backend)
 
     async def _try_on(
         self, branch: str, wanted: _Wanted, turn: Turn, tip: SnapshotId | None
@@ -412,7 +417,7 @@ class Publisher:
         """
         with self._publishing("commit", allow_empty=True) as branch:
             base = self.workspace.base
-            async with self._writers.turn(branch, self.workspace.assets.backend) as turn:
+            async with self._turn(branch) as turn:
                 turn.stands_on(base.id, base.metadata)
                 while True:
                     turn.begin()

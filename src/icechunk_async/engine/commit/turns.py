@@ -2,8 +2,8 @@
 
 The sessions of one process line up for each branch, so that they do not race each other: each
 begins its try when the one before it has landed, and on the state that this one left. Between
-processes writers queue if the storage has a queue for them (`QueuesWriters`). Elsewhere they race,
-and `Courtesy` decides who lets others go first.
+processes writers queue if the storage has a queue for them (`QueuesWriters`). Elsewhere those of
+one machine queue, and those of several machines race: `Courtesy` decides who lets others go first.
 
 All of this saves time and makes waiting fair. That no commit is lost does not depend on it.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.storage.extensions import WriterNumber
+    from icechunk_async.storage.protocol import Storage
 
 __all__ = ["RESERVED", "Turn", "Writers"]
 
@@ -56,29 +57,36 @@ class Writers:
         self._branches: dict[str, _Branch] = {}
 
     @asynccontextmanager
-    async def turn(self, branch: str, backend: object) -> AsyncGenerator[Turn]:
+    async def turn(self, branch: str, storage: Storage, backend: object) -> AsyncGenerator[Turn]:
         """Wait for a turn to publish on a branch, and have it for the length of the block.
 
         Args:
             branch: where to publish.
+            storage: where the branch is.
             backend: the storage without its policies.
 
         Cancellation: the turn goes to the next writer.
         """
         state = self._branches.setdefault(branch, _Branch())
         number: WriterNumber | None = None
+        queued = False
 
         def take_number() -> None:
-            nonlocal number  # in the order of the line: nobody in it waits for one behind
-            number = backend.take_number(branch) if isinstance(backend, QueuesWriters) else None
+            nonlocal number, queued  # in the order of the line: nobody in it waits for one behind
+            if isinstance(backend, QueuesWriters):
+                number = backend.take_number(branch)
+                queued = number is not None
+            if number is None and storage.capabilities.shared:
+                from icechunk_async.storage.queueing import queue_of_machine  # noqa: PLC0415 -- to write
+
+                number = queue_of_machine.take(f"{storage.description.url}\0{branch}")
 
         with state.line.join(take_number) as place:
             try:
                 waited = not place.has_turn
                 await place.wait(lambda: max(_HERE_SECONDS, _TRIES * state.try_seconds))
-                if number is not None:
-                    await _wait_for(number, state)
-                yield Turn(state, place, waited=waited, queued=number is not None)
+                overtaken = number is not None and await _wait_for(number, state)
+                yield Turn(state, place, waited=waited, queued=queued, overtaken=overtaken)
             finally:
                 if number is not None:
                     number.give_back()
@@ -98,12 +106,14 @@ class _Branch:
         """Snapshots of other processes that `courtesy` knows of."""
 
 
-async def _wait_for(number: WriterNumber, state: _Branch) -> None:
-    """Wait until no writer with a smaller number is left.
+async def _wait_for(number: WriterNumber, state: _Branch) -> bool:
+    """Wait until no writer with a smaller number is left; return whether there was one.
 
     Looking costs one system call and tells at once, so it needs no thread.
     """
     ahead = number.ahead()
+    if not ahead:
+        return False
     since = anyio.current_time()
     while ahead:
         # Only the one who is next looks often.
@@ -117,17 +127,23 @@ async def _wait_for(number: WriterNumber, state: _Branch) -> None:
             # decides.
             number.overlook(ahead[0])
             since = anyio.current_time()
+    return True
 
 
 class Turn:
     """The turn of one writer, from its first try until it lands or gives up."""
 
-    def __init__(self, state: _Branch, place: Place, *, waited: bool, queued: bool) -> None:
+    def __init__(
+        self, state: _Branch, place: Place, *, waited: bool, queued: bool, overtaken: bool
+    ) -> None:
         """Begin the turn; see `Writers.turn`."""
         self._state = state
         self._place = place
         self.queued = queued
         """Whether other processes queue as well, so that none of them publishes meanwhile."""
+        self.must_look = queued or overtaken
+        """Whether another process published before this turn began, or looking costs nothing."""
+        self._is_due = overtaken
         self._over: set[SnapshotId] = set()
         self._overtaken = 0
         self._by_others = 0
@@ -176,6 +192,8 @@ class Turn:
         """Return for how many seconds to let others go first; 0 to try now."""
         if self.queued:
             return 0.0
+        if self._is_due and not self._tried:
+            return 0.0  # it waited already, and others of this machine wait for it
         return self._state.courtesy.pause(self._overtaken, first=not self._tried)
 
     def nobody_came(self) -> None:

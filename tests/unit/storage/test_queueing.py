@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,14 +15,18 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.engine.commit import turns
-from icechunk_async.storage import open_storage
+from icechunk_async.storage import open_storage, queueing
 from icechunk_async.storage.extensions import QueuesWriters
-from tests.helpers import until, write
+from icechunk_async.storage.queueing import queue_of_machine
+from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.wrapping import WrappedStorage
+from tests.helpers import make_array, until, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from icechunk_async import Session
     from icechunk_async.storage.extensions import WriterNumber
 
 pytestmark = pytest.mark.skipif(
@@ -183,3 +188,68 @@ async def test_a_stopped_writer_is_overlooked(
             later.give_back()
     finally:
         holder.send_signal(signal.SIGCONT)
+
+
+class Elsewhere(WrappedStorage):
+    """A storage without a queue, as services are."""
+
+
+async def test_writers_of_a_machine_queue_at_a_storage_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes one try, on what those before it left, and none of another branch waits."""
+    monkeypatch.setattr(turns, "_ELSEWHERE_SECONDS", 3600.0)  # however slow this machine is
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(open_storage(tmp_path))
+        repository = await stack.enter_async_context(Repository.create(Elsewhere(plain)))
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (8,), (1,))
+        await repository.create_branch("other", await session.commit("first"))
+
+        counting = LatencyStorage(Elsewhere(plain), seconds=0)
+        # Each stands for a process: repositories at a storage of the caller share nothing.
+        sessions: list[Session] = []
+        for number in range(8):
+            opened = await stack.enter_async_context(Repository.open(counting))
+            sessions.append(await opened.writable_session("main"))
+            await write(sessions[-1], f"a/c/{number}", b"%04d" % number)
+        counting.forget()
+        async with asyncio.TaskGroup() as group:
+            for number, session in enumerate(sessions):
+                commit = session.commit(str(number), rebase_with=ConflictDetector())
+                group.create_task(commit)
+        made = [key for operation, key in counting.log if operation == "put"]
+        assert len([key for key in made if key.startswith("snapshots/")]) == 8
+        assert len([key for key in made if key == "repo"]) == 8
+        messages = [it.message async for it in repository.ancestry(branch="main")]
+        assert messages[:8] == [str(number) for number in reversed(range(8))]
+
+
+async def test_a_writer_does_not_wait_for_one_of_another_place(tmp_path: Path) -> None:
+    """Lines are told apart by URL and branch; places of one process need none."""
+    shared = queue_of_machine.take(f"{tmp_path.as_uri()}\0main")
+    assert shared is not None
+    later = queue_of_machine.take(f"{tmp_path.as_uri()}\0dev")
+    other = queue_of_machine.take(f"{tmp_path.as_uri()}/other\0main")
+    same = queue_of_machine.take(f"{tmp_path.as_uri()}\0main")
+    assert later is not None
+    assert other is not None
+    assert same is not None
+    assert (later.ahead(), other.ahead(), len(same.ahead())) == ([], [], 1)
+    for number in (shared, later, other, same):
+        number.give_back()
+
+
+async def test_writers_race_where_the_machine_has_no_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may be missing, or be out of locks."""
+    monkeypatch.setattr(queueing, "_MACHINE_FOLDER", str(tmp_path / "missing"))
+    assert queue_of_machine.take("main") is None
+    async with (
+        open_storage(tmp_path) as plain,
+        Repository.create(Elsewhere(plain)) as repository,
+    ):
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (8,), (1,))
+        assert await session.commit("first")

@@ -1,6 +1,6 @@
-"""A queue of the writers of a folder, kept by the kernel: nothing is written for it.
+"""Queues of the writers of one machine, kept by the kernel: nothing is written for them.
 
-A writer locks one byte of the open root folder, shared: the byte whose position is the time of its
+A writer locks one byte of an open folder, shared: the byte whose position is the time of its
 arrival. Such locks keep nobody out. But the kernel tells at once whether somebody else holds one
 before a position, and drops the locks of a process that ends in any way. So the locks form a line,
 in which each writer knows whether it is the first.
@@ -22,9 +22,9 @@ if sys.platform == "linux":
     import fcntl
 
 if TYPE_CHECKING:
-    from icechunk_async_local.at_once import ReadsAtOnce
+    from collections.abc import Callable
 
-__all__ = ["Number", "WriterQueue"]
+__all__ = ["Number", "WriterQueue", "queue_of_machine"]
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, origin, start, length, process."""
@@ -37,9 +37,14 @@ _MOST_AHEAD: Final = 64
 class WriterQueue:
     """The queues of one folder. Usable from any thread; nothing here blocks."""
 
-    def __init__(self, at_once: ReadsAtOnce) -> None:
-        """Queue at the folder of ``at_once``, if the system has what it takes."""
-        self._at_once = at_once
+    def __init__(self, open_folder: Callable[[], int | None]) -> None:
+        """Queue at a folder, if the system has what it takes.
+
+        Args:
+            open_folder: opens the folder for reading, without waiting, and returns its descriptor;
+                None if that is not possible.
+        """
+        self._open_folder = open_folder
         self._overlooked: set[int] = set()
         self._lock = threading.Lock()
 
@@ -47,7 +52,7 @@ class WriterQueue:
         """Return a number; None where writers cannot queue."""
         if sys.platform != "linux" or struct.calcsize("P") != 8:
             return None
-        fd = self._at_once.open_root()
+        fd = self._open_folder()
         if fd is None:
             return None
         first = (zlib.crc32(line.encode()) & ((1 << _LINE_BITS) - 1)) << _TIME_BITS
@@ -72,6 +77,21 @@ class WriterQueue:
                 it for it in self._overlooked if it in held or not first <= it < stop
             }
             return sorted(set(held) - self._overlooked)
+
+
+_MACHINE_FOLDER: Final = "/dev/shm"  # noqa: S108 -- nothing is written there
+"""A folder that all processes of a machine can open, and that no network is in between."""
+
+
+def _open_machine_folder() -> int | None:
+    try:
+        return os.open(_MACHINE_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+queue_of_machine: Final = WriterQueue(_open_machine_folder)
+"""For writers of one machine to a storage elsewhere, which those of other machines do not see."""
 
 
 class Number:
