@@ -119,6 +119,19 @@ def test_statistics_change_no_answer_however_many_are_lost(tmp_path: Path) -> No
     _check_random_filters(arrow.dataset(repository), seed=5)
 
 
+def test_comparisons_with_nan_lose_no_rows(tmp_path: Path) -> None:
+    """None of them is true, so that the opposite of each is, whatever statistics say."""
+    data = xarray.Dataset({"t": ("x", np.arange(20.0))}, {"x": np.linspace(0, 1, 20)})
+    repository = _create(tmp_path, data, t={"chunks": (5,)})
+    repository.analyze()
+    dataset = arrow.dataset(repository)
+    for name in ("t", "x"):
+        column = pc.field(name)
+        for compare in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq):
+            assert dataset.count_rows(filter=~compare(column, np.nan)) == 20, (name, compare)
+            assert dataset.count_rows(filter=compare(column, np.nan)) == 0, (name, compare)
+
+
 def test_packed_values_are_compared_as_they_are_shown(tmp_path: Path) -> None:
     """A negative scale turns the bounds of stored numbers round."""
     random_ = np.random.default_rng(3)

@@ -7,7 +7,8 @@ offers that for the files of a dataset, so each thing that is known stands for a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +108,10 @@ def _bind(expression: pc.Expression, schema: pa.Schema) -> None:
         ) from error
 
 
+_NAN: Final = re.compile(r"(?<![\w\"])nan(?![\w\"])")
+"""NaN in the text of an expression; columns of that name only cost more reading."""
+
+
 def may_match(
     expression: pc.Expression, schema: pa.Schema, known: Sequence[pc.Expression | None]
 ) -> npt.NDArray[np.bool_]:
@@ -114,6 +119,10 @@ def may_match(
     found = np.zeros(len(known), bool)
     if not len(known):
         return found
+    if _NAN.search(str(expression)):
+        # Arrow takes every comparison of bounds with NaN for fulfilled, and so its negation for
+        # false, while it keeps each row of which no comparison is true.
+        return np.ones(len(known), bool)
     always = pc.scalar(True)  # noqa: FBT003 -- Arrow's
     # No file is opened: Arrow only looks at what each is said to hold.
     dataset = ds.FileSystemDataset.from_paths(
