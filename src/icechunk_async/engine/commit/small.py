@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Small", "merged", "small_array"]
 
 _MOST_INLINE: Final = 1 << 20
-"""Inline bytes of a manifest, from which its arrays are merged one by one."""
+"""Inline bytes of an array, from which it is merged by itself."""
+_MOST_BYTES: Final = 1 << 17
+"""Bytes of a stored manifest, from which its arrays are merged one by one: those of many arrays are
+in memory together. Manifests that arrays share have half of it before they are compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def small_array(
         return Small(node.id, None, changes, grid)
     info = manifests.get(old[0].manifest_id)
     if len(old) > 1 or info is None or info.num_chunk_refs > MOST_REFS:
+        return None
+    if info.size_bytes > _MOST_BYTES:
         return None
     return Small(node.id, info.id, changes, grid)
 

@@ -9,14 +9,17 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.config import RepositoryConfig, S3Store, VirtualChunkContainer
-from icechunk_async.engine.commit import flush
+from icechunk_async.engine.commit import flush, small
 from icechunk_async.errors import FormatError
 from icechunk_async.storage import open_storage
 from tests.helpers import counted_calls, make_array, memory_url, read, write
 from tests.unit.engine.commit.test_shared import planted, split, tip
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from icechunk_async import Session
+    from icechunk_async.format.ids import ManifestId
     from icechunk_async.format.manifest.reading import Manifest
 
 BUCKET = "s3://bucket/"
@@ -174,3 +177,30 @@ async def test_arrays_of_one_cell_are_merged_together_whatever_the_rules(
             await write(session, f"a{number}/c/4", b"x")
         await session.commit("new")
     assert one_by_one == ["/a1", "/a3", "/a5", "/a7"]
+
+
+async def test_arrays_of_large_manifests_are_merged_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the manifests of many would be in memory together."""
+    together: list[int] = []
+    merge = small.merged
+
+    def noted(arrays: tuple[small.Small, ...], manifests: Mapping[ManifestId, Manifest]) -> Any:
+        together.append(len(arrays))
+        return merge(arrays, manifests)
+
+    monkeypatch.setattr(small, "merged", noted)
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        for number in range(8):
+            await make_array(session, f"a{number:04}", (100,), (1,))
+            await write(session, f"a{number:04}/c/0", b"x")
+        await session.commit("new")
+        await changed(repository, 8, 1)
+        monkeypatch.setattr(small, "_MOST_BYTES", 10)
+        await changed(repository, 8, 2)
+        assert together == [8, 8]
+        session = await repository.readonly_session("main")
+        found = [await read(session, f"a{it:04}/c/{chunk}") for it in range(8) for chunk in (1, 2)]
+        assert found == [b"y"] * 16
