@@ -25,15 +25,16 @@ from icechunk_async.datasets.queries import (
     queried_name,
 )
 from icechunk_async.errors import WrongTypeError
+from icechunk_async.session import ForkSession as AsyncForkSession
+from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync.errors import translated
-from icechunk_async.sync.session import Session
 from icechunk_async.zarr.datasets import write_known
 from icechunk_async.zarr.queries.by_chunk import described
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 
-    from icechunk_async.sync.session import ForkSession
+    from icechunk_async.sync.session import ForkSession, Session
     from icechunk_async.zarr.datasets import Lazy, Mode, Region
     from icechunk_async.zarr.queries.measuring import AggregateFunction
 
@@ -129,7 +130,8 @@ def open_dataset(
 
 
 def _check_session(given: object) -> None:
-    if not isinstance(given, Session):
+    # By what it has, not by its class: a session of the official package will do.
+    if not hasattr(given, "store") or isinstance(given, AsyncSession | AsyncForkSession):
         raise WrongTypeError(
             f"Datasets are written to and read from a session of icechunk_async.sync, not a "
             f"{type(given).__module__}.{type(given).__name__}. Repository.writable_session and "

@@ -47,6 +47,7 @@ UNREACHABLE = {
     "spark/": "for other programs",
     "sync/": "for code that blocks",
     "testing/": "for authors of backends",
+    "xarray.py": "no command opens a dataset of xarray",
     "zarr/cube.py": "no command makes a cube",
     "zarr/queries/by_chunk.py": "no command opens a dataset of xarray",
 }
