@@ -382,6 +382,14 @@ def test_empty_lists_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(read) == 1
 
 
+def columns_of(touched: dict[NodeId, list[Coordinates]]) -> Touched:
+    """Return touched chunks as a log holds them."""
+    return {
+        node: np.array(sorted(rows), np.uint32).reshape(len(rows), len(rows[0]) if rows else 2)
+        for node, rows in touched.items()
+    }
+
+
 @settings(deadline=None)
 @given(
     st.dictionaries(
@@ -396,11 +404,7 @@ def test_small_arrays_are_written_as_large_ones_are(
     touched: dict[NodeId, list[Coordinates]], small: int, block: int
 ) -> None:
     """Byte for byte, whatever their ranks, and however many are written at a time."""
-    coords = {
-        node: np.array(sorted(rows), np.uint32).reshape(len(rows), len(rows[0]) if rows else 2)
-        for node, rows in touched.items()
-    }
-    log = replace(EMPTY, updated_chunks=coords)
+    log = replace(EMPTY, updated_chunks=columns_of(touched))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transaction_log, "_FEW", -1)
         patch.setattr(transaction_log, "_SMALL", -1)
@@ -426,11 +430,7 @@ def test_few_chunks_are_written_as_many_are(
     touched: dict[NodeId, list[Coordinates]], log_id: SnapshotId, more: str
 ) -> None:
     """Byte for byte; what a log has besides is not left out."""
-    coords = {
-        node: np.array(sorted(rows), np.uint32).reshape(len(rows), len(rows[0]) if rows else 2)
-        for node, rows in touched.items()
-    }
-    log = replace(EMPTY, id=log_id, updated_chunks=coords)
+    log = replace(EMPTY, id=log_id, updated_chunks=columns_of(touched))
     if more:
         move = Move("/a", "/b", node_id(3), is_array=True)
         value: Any = (move,) if more == "moves" else frozenset({node_id(1)})

@@ -225,8 +225,8 @@ async def test_writers_of_a_machine_queue_at_a_storage_elsewhere(
         assert messages[:8] == [str(number) for number in reversed(range(8))]
 
 
-async def test_a_writer_does_not_wait_for_one_of_another_place(tmp_path: Path) -> None:
-    """Lines are told apart by URL and branch; places of one process need none."""
+def test_a_writer_does_not_wait_for_one_of_another_place(tmp_path: Path) -> None:
+    """Lines are told apart by URL and branch."""
     shared = queue_of_machine.take(f"{tmp_path.as_uri()}\0main")
     assert shared is not None
     later = queue_of_machine.take(f"{tmp_path.as_uri()}\0dev")
