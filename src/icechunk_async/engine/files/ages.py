@@ -40,6 +40,8 @@ _FEW: Final = 10_000
 def are_older(modified_us: npt.NDArray[np.int64], cutoff: datetime) -> npt.NDArray[np.bool_]:
     """Return for many objects what `is_older` returns for one; times are since 1970."""
     cutoff_us = (cutoff - _EPOCH) // _ONE_MICROSECOND
+    # The last microsecond of a whole second counts: a store that cuts times may have written it
+    # then.
     latest = np.where(modified_us % 1_000_000 == 0, modified_us + 999_999, modified_us)
     return latest < cutoff_us
 
@@ -66,6 +68,7 @@ async def chunk_times(storage: Storage, backend: object, ids: Ids) -> npt.NDArra
     `FEW_CHUNKS` objects; one listing of the folder for more.
     """
     names = [str(ChunkId(row.tobytes())) for row in ids]
+    # Local disks: one look at each file is cheaper than a listing, and each counts as no request.
     if isinstance(backend, FolderListing):
         found = await backend.states(CHUNKS, names)
         return np.where(found.present, found.modified_us, -1)
@@ -88,11 +91,14 @@ async def _time(storage: Storage, name: str) -> int:
 
 async def _listed(storage: Storage, ids: Ids) -> npt.NDArray[np.int64]:
     """Return the times of many chunk objects: list the folder, large ones in parts at a time."""
+    # A folder may hold millions of chunks. Each page is matched and dropped, so that memory is that
+    # of the ids asked for.
     wanted = IdSet()
     wanted.add(ids)
     times = np.full(len(wanted), -1, np.int64)
 
     def note(page: list[ObjectInfo]) -> None:
+        # Several listings call this, each between two awaits, so no two of them write at once.
         found, valid = parse_ids([it.key.partition("/")[2] for it in page])
         places = wanted.find(found)
         modified = np.array([clock.to_us(it.last_modified) for it in page], np.int64)
@@ -101,6 +107,8 @@ async def _listed(storage: Storage, ids: Ids) -> npt.NDArray[np.int64]:
 
     last = await _list(storage, f"{CHUNKS}/", note, most=_FEW)
     if last is not None:
+        # Ids are random, so each first letter has 1/32 of the objects, and none is listed twice:
+        # after `chunks/3F...` come the rest of `chunks/3` and the letters above it.
         prefixes = [f"{CHUNKS}/{letter}" for letter in ALPHABET]
         rest = [it for it in prefixes if it >= last[: len(it)]]
         await bounded_map(

@@ -193,6 +193,8 @@ class Assets:
 
         Cost: one request unless cached.
         """
+        # Looked for first: a flight costs a future, and most sessions begin at a snapshot that is
+        # here.
         cached = self._snapshots.get(snapshot_id)
         if cached is not None:
             return cached
@@ -207,6 +209,7 @@ class Assets:
 
         For others it would have to look at a file, which may be large or damaged.
         """
+        # By identity: one that was read from the storage is equal, and its bytes are not ours.
         if self.recent.snapshots.get(snapshot.id) is not snapshot:
             return False
         manifests = snapshot.manifests
@@ -246,11 +249,13 @@ class Assets:
         opened = await self.compute(
             lambda: codec.open(snapshot_id, retrieved.data), size_bytes=size_bytes
         )
+        # Formats 1 and 2 need no further files; layouts before them keep documents apart.
         found: dict[str, bytes | memoryview] = {}
         if opened.needs:
             files = await bounded_map(self._companion, opened.needs, limit=_CONCURRENT_FILES)
             found = dict(zip(opened.needs, files, strict=True))
         snapshot = await self.compute(lambda: opened.decode(found), size_bytes=size_bytes)
+        # As for manifests: a snapshot under the name of another would be read in its place.
         check_id(key, snapshot.id, snapshot_id)
         return snapshot
 
@@ -294,6 +299,8 @@ class Assets:
         log = await self.compute(
             lambda: codec.decode(retrieved.data), size_bytes=len(retrieved.data)
         )
+        # A log copied to another name decodes without an error, and a rebase would look for
+        # conflicts with another commit.
         check_id(key, log.id, snapshot_id)
         return log
 
@@ -338,9 +345,11 @@ class Assets:
             size_bytes=_BYTES_PER_NODE * len(snapshot.nodes),
         )
         if encoded.companions:
+            # Before the snapshot, which refers to them.
             files = encoded.companions.items()
             await bounded_map(lambda it: self.storage.put(*it), files, limit=_CONCURRENT_FILES)
         await self.storage.put(self.layout.names.snapshot(snapshot.id), encoded.data)
+        # Only what is stored is kept: after an error nobody may build on it.
         self._snapshots.put(snapshot.id, encoded.snapshot, 1 + len(snapshot.nodes))
         self.recent.keep_snapshot(encoded.snapshot)
 

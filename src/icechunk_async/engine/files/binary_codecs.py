@@ -68,6 +68,7 @@ class _Snapshots:
     needs_parent: bool = False
 
     def open(self, snapshot_id: SnapshotId, data: Bytes) -> _OpenedSnapshot:
+        # The caller compares the id in the file with this one.
         del snapshot_id  # the file has it
         return _OpenedSnapshot(unpack(data, FileType.SNAPSHOT))
 
@@ -83,6 +84,7 @@ class _Snapshots:
 
 
 class _Pieces:
+    # Snapshots of these formats list the size of every manifest; a file without one is read whole.
     unsized_tail = 0
 
     def tail_extent(self, size_bytes: int) -> Extent:
@@ -116,6 +118,8 @@ class _Manifests:
 
     def decode(self, manifest_id: ManifestId, data: Bytes) -> Manifest:
         del manifest_id
+        # The official engine rounds times of virtual chunks down to seconds; the stamp in the
+        # header tells whose file it is.
         payload = unpack(data, FileType.MANIFEST).payload
         return decode_manifest(payload, seconds_cut=may_cut_seconds(data))
 

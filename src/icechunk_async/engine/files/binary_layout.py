@@ -84,6 +84,8 @@ class BinaryLayout:
             return document
         from icechunk_async.format.zarr_document import parse_document  # noqa: PLC0415 -- on use
 
+        # Spec 1 keeps a length of chunks for each dimension, so chunks of several lengths have no
+        # place.
         if not parse_document(document, path).regular_grid:
             raise UnsupportedBySpecError(
                 f"Array {path!r} would have a rectilinear chunk grid, and format version 1 stores "

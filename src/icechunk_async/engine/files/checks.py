@@ -46,10 +46,13 @@ class ReadChecks:
     def passes(self, ref: NativeChunk, data: bytes | memoryview) -> bool:
         """Return whether the bytes of a chunk, or of a part of it, may be handed out."""
         verified = without_sum = partial = 0
+        # A sum covers the whole chunk, and to fetch the rest only for it would undo reads of inner
+        # chunks.
         if len(data) != ref.length:
             partial = 1
         elif not ref.sum:
             without_sum = 1
+        # Outside of the lock: a large chunk takes milliseconds, and other threads read meanwhile.
         elif sum_of(data) == ref.sum:
             verified = 1
         else:

@@ -64,6 +64,8 @@ class ChunkFiles:
 
     async def read_again(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a chunk object from the storage, past all caches; as `read`."""
+        # Without this a copy that is damaged in the cache would be compared again, and found
+        # damaged again.
         if isinstance(self.storage, Cached):
             await self.storage.forget([self._key(chunk_id)])
         return await self.read(chunk_id, start, stop)
@@ -73,6 +75,8 @@ class ChunkFiles:
 
         Cancellation: an object that nothing refers to may exist.
         """
+        # The name is random, so no condition is needed, and a retry after a lost reply writes the
+        # same bytes to the same key.
         chunk_id = ChunkId.random(self._id_bytes)
         await self.storage.put(self._key(chunk_id), data)
         return NativeChunk(chunk_id, 0, len(data))
@@ -116,6 +120,7 @@ def _missing(key: str) -> FormatError:
 
 
 def _checked(key: str, retrieved: Retrieved, start: int, stop: int) -> bytes | memoryview:
+    # Storages cut a range at the end of the object instead of refusing it.
     if len(retrieved.data) != stop - start:
         raise FormatError(
             f"{key!r} is truncated: bytes {start} to {stop} were asked for, and it has "

@@ -110,6 +110,7 @@ async def _compare(
         snapshot: Snapshot | None, wanted: Iterable[ManifestId]
     ) -> tuple[ChunkRefs, ...]:
         async def read(manifest_id: ManifestId) -> ChunkRefs:
+            # Layouts before version 1 list no sizes; 0 asks for the whole file.
             info = None if snapshot is None else snapshot.manifests.get(manifest_id)
             size_bytes = 0 if info is None else info.size_bytes
             return (await manifests.get(manifest_id, size_bytes)).refs(node.id, rank)
@@ -118,6 +119,7 @@ async def _compare(
 
     gone = await load(before, old - new)
     come = await load(after, new - old)
+    # Gives the rank where no manifest differs, as after a change of the shape alone.
     nothing = ChunkRefs.empty(rank)
     coords = compare_refs(
         ChunkRefs.concat([nothing, *gone]).sort(), ChunkRefs.concat([nothing, *come]).sort()

@@ -109,6 +109,8 @@ class ManifestFiles:
         Cost: one request unless cached; memory in proportion to its references.
         """
         held = self._cache.get(manifest_id)
+        # Each turn makes it fuller: the file, the decompressed bytes, the columns. Others may do so
+        # at the same time, and their result is as good.
         while held is None or (columns := held.columns) is None:
             held = await self._expand(manifest_id, size_bytes, held)
         return columns
@@ -168,6 +170,7 @@ class ManifestFiles:
         seekable one only a few pieces are read, in two rounds of requests for the first chunk.
         """
         if self._attach_sums:
+            # Sums are kept by place in the decoded references, which pieces of a file do not have.
             return (await self.get(manifest_id, size_bytes)).lookup(node_id, coords)
         held = await self._open(manifest_id, size_bytes)
         rounds = 0
@@ -198,6 +201,8 @@ class ManifestFiles:
             if not size_bytes and len(tail) == found.size_bytes:
                 return await self.keep(manifest_id, tail)
             size = size_bytes or found.size_bytes
+            # The end says how long the index is. Of a large manifest that may be more than what was
+            # guessed.
             longer = pieces.longer_tail(size, tail)
             if longer is not None:
                 tail = await self._fetch(manifest_id, *longer)
@@ -219,11 +224,13 @@ class ManifestFiles:
 
         async def load(extent: Extent) -> None:
             data = await self._fetch(manifest_id, *extent)
+            # Pieces decompress to about four times as much, and that is what takes the time.
             await offload(lambda: undecided.fill(extent, data), size_bytes=4 * len(data))
             # It weighs more now. One that left the cache meanwhile is not put back.
             if self._cache.get(manifest_id) is held:
                 self._cache.put(manifest_id, held, held.weight)
 
+        # Readers of neighbouring chunks ask for the same pieces at the same moment.
         def fill(extent: Extent) -> Coroutine[Any, Any, None]:
             return self._flights.run((manifest_id, extent), lambda: load(extent))
 
@@ -250,7 +257,8 @@ class ManifestFiles:
             return self._keep(manifest_id, await self._with_sums(manifest_id, fuller))
 
         array = None if held is None or not held.is_whole else node_id
-        # By the form that is held as well: another caller may already have a fuller one.
+        # By the form that is held as well: another caller may already have a fuller one. `load`
+        # refers to it, so that no other object has its id as long as the flight is known.
         fuller: HeldManifest = await self._flights.run((manifest_id, id(held), array), load)
         return fuller
 
@@ -312,6 +320,7 @@ class ManifestFiles:
         """
         if not self.may_be_patched(size_bytes):
             return None
+        # The end is a small read. A file without an index is read whole by it, and is in memory.
         if size_bytes >= MIN_SEEKABLE_FILE_BYTES:
             held: HeldManifest | None = await self._open(manifest_id, size_bytes)
         else:
@@ -363,8 +372,12 @@ class ManifestFiles:
 
         Cancellation: the object may exist; nothing refers to it.
         """
+        # The name is random and nothing refers to it before the snapshot, so no condition is
+        # needed.
         await self._storage.put(self._names.manifest(manifest_id), packed)
         if keep and len(packed) < MIN_SEEKABLE_FILE_BYTES:
+            # `decoded` has no sums: where each reference is returned with one, the file is kept,
+            # and decoded together with its sidecar.
             file = self._codec.hold(manifest_id, packed)
             held: HeldManifest = file if decoded is None or self._attach_sums else decoded
             self._cache.put(manifest_id, held, held.weight)
@@ -448,6 +461,7 @@ class BlockingManifestFiles:
         while (columns := held.columns) is None:
             held = held.expand()
         found = with_sums(columns, sums.load_blocking(manifest_id, self._storage))
+        # In place of the form without sums, which a reader without `attach_sums` can use as well.
         self._cache.put(manifest_id, found, found.weight)
         return found
 

@@ -38,6 +38,8 @@ class RecentFiles:
 
     def keep_log(self, log: TransactionLog, *, compared: bool = False) -> None:
         """Keep a short transaction log, that was stored or that was read to compare commits."""
+        # An estimate of memory, so that a commit that touched a million chunks does not push out
+        # the others.
         nodes = sum(
             map(
                 len,
@@ -60,4 +62,5 @@ class RecentFiles:
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot."""
+        # A snapshot takes memory for each node, for the document of that above all.
         self.snapshots.put(snapshot.id, snapshot, 1 + len(snapshot.nodes))
