@@ -52,7 +52,9 @@ __all__ = [
 
 _SPILL: Final = "spill"
 _PUBLICATION: Final = "publication"
+# A stamp has to grow for every publication after it, and msgpack has 64 bits for it.
 _MAX_STAMP: Final = 1 << 62
+# At most 18 digits: text that others wrote must not become an integer of any size.
 _NAME: Final = re.compile(r"([0-9]{8,18})-([0-9a-f]{12})-([0-9]{8,18})")
 
 
@@ -107,6 +109,8 @@ class Spilled:
         part.new = {k: it for k, it in changes.new.items() if self.new.get(k) is not it}
         part.updated = {k: it for k, it in changes.updated.items() if self.updated.get(k) is not it}
         part.deleted = {k: it for k, it in changes.deleted.items() if self.deleted.get(k) != it}
+        # Arrays without changes any more, as after `discard` or a deletion: replaying drops what
+        # there was.
         whole = self.revisions.keys() - changes.chunks.keys()
         for node_id, it in changes.chunks.items():
             journal = it.taken_journal()
@@ -117,6 +121,7 @@ class Spilled:
             if journal is None or node_id not in self.revisions:
                 whole.add(node_id)
                 part.chunks[node_id] = it.copy()
+            # The same number means that nothing was set since, and the journal is empty.
             elif self.revisions[node_id] != it.revision:
                 journal.kept_grid = it.kept_grid
                 part.chunks[node_id] = journal
@@ -159,6 +164,7 @@ def decode_segment(data: bytes | memoryview, session_id: SessionId, where: str) 
         found = cast("list[object]", typed(document.get(name), list, where))
         return [typed(it, kind, where) for it in found]
 
+    # One decoder reads all changes of untrusted origin: forks that travel, segments, publications.
     state = decode_fork(typed(document.get("changes"), bytes, where))
     if state.session_id != session_id:
         raise FormatError(f"{where!r} is of another session than {session_id}.")
@@ -197,6 +203,7 @@ def replay(
                 f"on {base_id}. They are damaged."
             )
         part = segment.changes
+        # Taken back first, then set: a node that was deleted and created anew is in both.
         _leave_out(changes.new, segment.not_new)
         _leave_out(changes.updated, segment.not_updated)
         _leave_out(changes.deleted, segment.not_deleted)
@@ -214,6 +221,7 @@ def replay(
                 raise FormatError("Spilled changes give an array another number of axes.")
             known.set_many(it.columns())
             known.kept_grid = it.kept_grid
+        # Each segment holds all of them, so the newest counts.
         changes.sources = part.sources
     return changes
 

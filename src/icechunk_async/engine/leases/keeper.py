@@ -69,6 +69,8 @@ _TURN: Final = "session_turn"
 
 def beat_seconds(record: LeaseRecord) -> float:
     """Return how long those who use a session wait before they renew its lease again."""
+    # A day's lease is renewed each minute all the same, because a beat also spills what was
+    # written.
     return min(record.duration_us / _BEATS / 1e6, _LONGEST_BEAT_SECONDS)
 
 
@@ -110,6 +112,8 @@ class Lease:
 
         Cost: two requests in a row.
         """
+        # Measured before the request: the lease then holds here a little shorter than for everybody
+        # else.
         lease = cls(storage, record, ABSENT, clock.elapsed_us())
         await lease.renew()
         lease._noted(await modified_at(storage, lease._key))
@@ -132,6 +136,8 @@ class Lease:
         except PreconditionFailedError:
             return None
         except OutcomeUnknownError:
+            # The reply was lost. Only this process knows the serial, so it tells whether the write
+            # landed.
             there = await storage.get(key)
             if decode_lease(there.data, record.session_id, key).serial != taken.serial:
                 raise
@@ -216,6 +222,8 @@ class Lease:
         for _ in range(_TRIES):
             self.check()
             with self._lock:
+                # Only made under the lock. If another task lands first, this write is refused, and
+                # is made again of what that one stored.
                 record = replace(edit(self._record).renewed(), sealed=self.sealed)
                 version = self._version
             sent_us = clock.elapsed_us()
@@ -415,6 +423,8 @@ async def keep_alive[B: Beats](reference: ref[B], seconds: float) -> None:
         session.lease.on_many_uses = wake_up
         # While this waits, it must not keep a session alive that nobody else refers to.
         del session
+        # Woken early where many chunks were written, so that a crash loses a bounded amount of
+        # work.
         with anyio.move_on_after(seconds):
             await wake.wait()
         wake.clear()

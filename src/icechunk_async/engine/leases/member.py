@@ -161,6 +161,7 @@ class Member:
         """The lineage as others know it."""
         self._parts: list[Noted] = []
         """Notes of chunks that are not published; journals hold the newest."""
+        # Several, because a try whose reply was lost may land after the next one was sent.
         self._attempts: list[_Attempt] = []
         """Publications whose outcome is unknown; they have one number."""
         self._seen: _Seen | None = None
@@ -182,6 +183,7 @@ class Member:
         """Whether anything was changed that is not published."""
         workspace, membership = self._workspace, self.membership
         with workspace.lock:
+            # Comparing revisions is quick; to find the news copies columns.
             if workspace.changes.same_as(membership.known):
                 return False
             return not self._news().is_empty()
@@ -212,6 +214,8 @@ class Member:
         async with self._alone:
             published = False
             for _ in range(_TRIES):
+                # Each try has the same number. If an earlier one counts, the next is made of what
+                # came after it.
                 published |= await self._settle_earlier()
                 attempt = self._attempt()
                 if attempt is None:
@@ -237,6 +241,8 @@ class Member:
             news = self._news()
             if news.is_empty() and lineage == self._told:
                 return None
+            # Under the lock, with nothing awaited in between: a chunk that another thread sets from
+            # now on is in the next notes, and none is in both or in neither.
             self._parts.append(noted_in(changes))
             changes.note_anew()
             publication = Publication(
@@ -290,6 +296,7 @@ class Member:
             size_bytes=publication.news.changes.count() * _BYTES_A_CHUNK,
         )
         earlier = bool(self._attempts)
+        # Before it is sent, so that a task that is cancelled meanwhile settles it next time.
         self._attempts.append(attempt)
         try:
             await self._storage.put(self._key(name), data, if_version=ABSENT)
@@ -389,6 +396,7 @@ class Member:
     async def _take_back(self, name: PublicationName, attempt: _Attempt) -> None:
         """Delete a publication that does not count; one that stays is found out by the next try."""
         with suppress(StorageError), anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
+            # `delete` returns what it could not delete.
             if not await self._storage.delete([self._key(name)]):
                 self._attempts.remove(attempt)
 
@@ -422,6 +430,8 @@ class Member:
             record, version, renewed_at = await read_lease(self._storage, self.session_id)
             if self._counts(record, name, serial):
                 return
+            # Somebody renewed the lease after it was last read, so it holds from that reading on at
+            # least. Only differences of this clock are used, never its time.
             if self._serial not in (None, record.serial):
                 self._alive_us = max(self._alive_us or 0, self._looked_us)
             self._serial, self._looked_us = record.serial, looked_us
@@ -523,6 +533,7 @@ class Member:
         Cost: none where the backend tells the time and when an object was modified; else a request,
         or three without a fresh object to look at.
         """
+        # Three clocks that may disagree: only the storage's is used, as collection uses it.
         now = await told_time(self._workspace.assets.backend)
         if now is None and fresh_key is not None:
             now = await listed_at(self._storage, fresh_key)
@@ -539,6 +550,7 @@ class Member:
                 f"and its forks wrote. {_HERE} Begin a new session, and write it there.",
                 session_id=str(self.session_id),
             )
+        # Rounded up, so that a fork takes the lease for older than it is and renews it earlier.
         return (idle + _COARSE) // _MICROSECOND
 
     async def _renew(self, record: LeaseRecord, version: Version) -> bool:
@@ -566,6 +578,8 @@ class Member:
         async with self._alone:
             await self._settle_earlier()
             for _ in range(_TRIES):
+                # Names first, then the lease: what the lease says was taken in may be deleted
+                # between the two. A segment or publication that is gone then means to look again.
                 stored = await listed(self._storage, self.session_id)
                 if self._seen is not None and stored == self._seen.stored:
                     return False
@@ -593,6 +607,7 @@ class Member:
             self._known,
         )
         now = _Seen(stored, frozenset(self._known), names, shared)
+        # Segments that only a resumed session reads change the listing, too, and nothing here.
         if seen is not None and (seen.names, seen.counted) == (now.names, now.counted):
             self._seen = now
             return False
@@ -619,6 +634,7 @@ class Member:
             before = None
         segments = await segments_of(self._storage, self.session_id, names)
         shared = shared_of(record, segments, before)
+        # The rest was compared with the base when it was read.
         touched = {node_id for it in segments for node_id in it.changes.touched()}
         spec_version = self._workspace.assets.spec_version
         check_fits(shared.changes, base.nodes, spec_version, only=touched)
@@ -639,6 +655,8 @@ class Member:
             changes = laid_over(folded, self._news(), ground)
             workspace.rebase_to(base, changes, continues=membership.refreshed)
             self._parts.clear()
+            # Another copy of this fork may have published: from its number on, this one is its
+            # successor.
             number = folded.taken.get(self._lineage().fork_id, 0)
             self.membership = replace(
                 membership,

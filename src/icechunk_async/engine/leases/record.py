@@ -176,12 +176,15 @@ def decode_document(kind: str, data: bytes | memoryview, where: str) -> dict[str
     view = memoryview(data)
     if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) <= _HEAD_BYTES:
         raise FormatError(f"{where!r} is not a file of leases, or only the beginning of one.")
+    # Before anything is decoded: a newer version may pack it in another way.
     if view[len(_MAGIC)] != _VERSION:
         raise FormatError(
             f"{where!r} is of version {view[len(_MAGIC)]} of the format of leases, and this "
             f"library reads version {_VERSION}. Use the newest icechunk-async."
         )
     try:
+        # `decompress` bounds what a small file can become, and msgpack refuses lengths beyond its
+        # input.
         document = msgpack.unpackb(bytes(decompress(view[_HEAD_BYTES:], where)))
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise FormatError(f"{where!r} is damaged: {error!r}.") from error
@@ -250,11 +253,13 @@ def decode_lease(data: bytes | memoryview, session_id: SessionId, where: str) ->
         return found
 
     def text(name: str) -> str:
+        # Cut rather than refused: it is shown to people, and nothing depends on it.
         return value(name, str)[:_MAX_TEXT]
 
     try:
         snapshot = document.get("snapshot")
         spilled = cast("list[object]", value("spilled", list))
+        # Each costs a request when the session is resumed.
         if len(spilled) > _MOST_SEGMENTS:
             raise FormatError(f"{where!r} names {len(spilled)} segments, which cannot be.")
         record = LeaseRecord(
@@ -262,6 +267,7 @@ def decode_lease(data: bytes | memoryview, session_id: SessionId, where: str) ->
             text("owner"),
             value("branch", str),
             SnapshotId(value("base", bytes)),
+            # A longer one would let a file that somebody wrote stop collection for good.
             number("duration", _LONGEST // _MICROSECOND),
             value("holder", bytes),
             value("serial", bytes),
@@ -285,6 +291,7 @@ def decode_lease(data: bytes | memoryview, session_id: SessionId, where: str) ->
         )
     except (ValueError, TypeError, InvalidInputError) as error:
         raise FormatError(f"{where!r} is damaged: {error}.") from error
+    # The name of the file is what others list; the contents may have been copied to it.
     if record.session_id != session_id:
         raise FormatError(f"{where!r} is the lease of session {record.session_id}.")
     return record

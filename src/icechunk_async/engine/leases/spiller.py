@@ -141,6 +141,8 @@ class Spiller:
         """The publications that the last listing showed."""
         self._absorbed: tuple[PublicationName, ...] = ()
         """Publications that can be deleted once the shared state is stored."""
+        # The workspace counts it up where its changes do not continue those before, as after
+        # `discard`.
         self._line = workspace.line
         self._generation = lease.record.generation
         self.has_forks = False
@@ -165,6 +167,7 @@ class Spiller:
         """Store what changed since the last time, and renew the lease; see `Session.spill`."""
         async with self._alone:
             self._lease.check()
+            # Storing renews the lease by the same write that lists the segments.
             if not await self._store(share=False):
                 await self._lease.renew()
 
@@ -262,6 +265,8 @@ class Spiller:
     async def _store(self, *, share: bool) -> bool:
         """Store what is not stored yet, and say so in the lease; return whether there was any."""
         workspace, lease = self._workspace, self._lease
+        # What is stored is decided under the workspace's lock at one moment. Then, without it, come
+        # the chunks, the segments, the lease, and last the deletion of what no lease names.
         plan = self._plan(share=share)
         if plan is None:
             return False
@@ -321,7 +326,10 @@ class Spiller:
                 return None
             self._notice_break()
             changes, base_id = workspace.changes, workspace.base.id
+            # The journals are taken below, and begin anew for the next segment.
             note_more(self._noted, changes, self.shared.changes)
+            # Private: forks do not see all of it, and must not before the session forks or
+            # refreshes.
             private = not changes.same_as(self.shared.changes)
             if private and share:
                 stamp = next_stamp(clock.now_us(), self.shared.clock)
@@ -350,6 +358,8 @@ class Spiller:
         seen = self._lease.record.shared if held.names else 0
         stamps = {it: at for it, at in shared.stamps.items() if told.stamps.get(it) != at}
         segments: list[Segment] = []
+        # Two segments: the state that forks see, then what is above it and only a resumed session
+        # reads.
         if private and shared.changes is not told.changes:
             segment, spilled = spilled.take(shared.changes.copy())
             segment = replace(segment, stamps=stamps)
@@ -373,6 +383,8 @@ class Spiller:
         shared = self.shared
         if shared.changes.is_empty() and not shared.taken and not self.has_forks:
             return
+        # Forks of before are told that they do not fit, and what they publish meanwhile does not
+        # count.
         self._generation += 1
         self._known.clear()
         # What was taken in stays known, so that a fork can find out what became of it.
@@ -401,6 +413,7 @@ class Spiller:
         if not found:
             return False
         before, ground = self.shared, Base(base.id, base.nodes, workspace.assets.spec_version)
+        # On a copy, because forks that this session makes meanwhile refer to the shared state.
         noting = before.changes.copy()
         noting.note_anew()
         folded = await workspace.assets.compute(
@@ -409,6 +422,8 @@ class Spiller:
         )
         with workspace.lock:
             workspace.check_writable()
+            # Publications were read without the lock, and the session may have been rebased at the
+            # same time.
             if workspace.line != line:
                 raise SessionStateError(
                     "The session's changes were discarded, or it was rebased, while publications "
@@ -448,6 +463,8 @@ class Spiller:
         generation, accepted = self._generation, dict[bytes, int]()
         for it in self._listed:
             if self._counts(it):
+                # Those that were listed, also if they clash: their forks were in time, and a later
+                # refresh has them.
                 accepted[it.fork_id] = max(accepted.get(it.fork_id, 0), it.number + 1)
         await self._lease.renew(
             lambda record: replace(record, decided=generation, accepted=accepted)

@@ -104,6 +104,7 @@ async def segments_of(
 
 
 def _checked(name: str, session_id: SessionId) -> str:
+    # It becomes part of a key: `../` or another session's folder must not.
     if not name.isalnum():
         raise FormatError(f"The lease of session {session_id} names a file {name[:40]!r}.")
     return name
@@ -159,9 +160,11 @@ async def publications_of(
     known.update(found)
     counts = dict(shared.taken)
     for name in sorted(wanted, key=lambda it: it.number):
+        # A fork counts its publications without a gap, so a gap is one that the listing lacks.
         if name.number != counts.get(name.fork_id, 0):
             raise IncompleteListing(str(name))
         counts[name.fork_id] = name.number + 1
+    # A listing may show a publication and not yet an older one of another fork that it builds on.
     together = Shared(taken=counts)
     if not all(together.covers(it.seen) for it in found.values()):
         raise IncompleteListing

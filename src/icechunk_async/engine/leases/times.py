@@ -67,6 +67,7 @@ async def storage_time(storage: Storage) -> datetime:
         await storage.put(key, b"")
         return await listed_at(storage, key)
     finally:
+        # Also if the caller was cancelled, but not for longer than somebody waits.
         with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
             await storage.delete([key])
 
