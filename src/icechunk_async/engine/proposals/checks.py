@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "as_checks", "run_check"]
 
+# A character takes up to four bytes.
 _TAIL_BYTES: Final = 4 * MOST_DETAIL
 
 
@@ -123,12 +124,16 @@ async def run_check(
                 outcome, detail = await _call(check.run, session, proposal)
             else:
                 outcome, detail = await _command(check.run, environment)
+        # Raises the error again if it is this task that was cancelled, also by the time limit
+        # above.
         except BaseException as error:  # noqa: BLE001 -- of code that is not ours: it is the result
             outcome, detail = "error", error_of_others(error)
     if scope.cancelled_caught:
         outcome = "timed out"
         detail = f"It was stopped after {check.timeout_seconds:g} s."
     seconds = anyio.current_time() - began
+    # Surrogates, as in names of files that are no UTF-8, cannot be stored; the end is the telling
+    # part.
     detail = detail.encode("utf-8", "backslashreplace").decode()[-MOST_DETAIL:]
     return CheckResult(check.name, outcome, detail, round(seconds, 6), clock.now_us())
 
@@ -156,6 +161,7 @@ async def _command(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         list(arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        # In one stream, so that what is kept of it is in the order in which it was said.
         stderr=subprocess.STDOUT,
         env={**os.environ, **environment},
         start_new_session=True,  # so that what it starts can be killed with it
@@ -164,6 +170,7 @@ async def _command(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     try:
         assert process.stdout is not None  # asked for
         async for part in process.stdout:
+            # A command may write without end. Its pipe is emptied all the same, or it would hang.
             tail = (tail + part)[-_TAIL_BYTES:]
         has_ended = True
         code = await process.wait()
@@ -182,6 +189,7 @@ async def _end(process: Process, *, has_ended: bool) -> None:
     members of its group, whose number nobody else gets while there are any.
     """
     with anyio.CancelScope(shield=True):
+        # Not after an end of both: by then another process may have the number.
         if process.returncode is None or not has_ended:
             try:
                 if hasattr(os, "killpg"):

@@ -51,6 +51,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 PAGE: Final = "review.html"
+# Exactly six digits: `000001` and `1` would be two objects of one state.
 _KEY: Final = re.compile(r"proposals/(?P<id>[0-9A-Z]{20})/(?P<number>\d{6})\.json")
 _AT_ONCE: Final = 16
 _SERIAL_BYTES: Final = 8
@@ -87,6 +88,8 @@ async def _newest(storage: Storage, prefix: str) -> dict[ProposalId, tuple[int, 
                 proposal_id = ProposalId.parse(known["id"])
             except InvalidInputError:
                 continue
+            # Only ids as this library writes them: the parser also takes `O` for `0`, and two names
+            # would be one proposal.
             number = int(known["number"])
             if str(proposal_id) == known["id"] and number >= found.get(proposal_id, (0, 0))[0]:
                 found[proposal_id] = number, entry.size_bytes
@@ -171,6 +174,7 @@ async def append(
     Raises:
         OutcomeUnknownError: the storage never answered; it may have been stored.
     """
+    # A number of seven digits would not be found again, see `_KEY`.
     if previous.number >= _LAST:
         raise ProposalStateError(
             f"Proposal {previous.id} was changed {_LAST} times. Close it and propose again.",
@@ -187,6 +191,8 @@ def _stamped(record: ProposalRecord, number: int) -> ProposalRecord:
     return replace(
         record,
         number=number,
+        # `create_object` settles a lost reply by comparing bytes, so those of two writers must
+        # differ.
         serial=clock.random_bytes(_SERIAL_BYTES).hex(),
         at_us=clock.now_us(),
     )
@@ -194,6 +200,7 @@ def _stamped(record: ProposalRecord, number: int) -> ProposalRecord:
 
 async def put_page(storage: Storage, proposal_id: ProposalId, page: str) -> None:
     """Store the page of a proposal, in place of an earlier one."""
+    # Without a condition: it shows a state of the records, and nothing reads it back.
     await storage.put(f"{proposal_prefix(proposal_id)}{PAGE}", page.encode())
 
 
@@ -204,6 +211,7 @@ async def pinned(storage: Storage) -> frozenset[SnapshotId]:
 
     Cost: one listing, and a request for each proposal.
     """
+    # Without listings nothing is collected, so nothing has to be kept.
     if not storage.capabilities.listing:
         return frozenset()
     records, faults = await load_all(storage)

@@ -195,6 +195,7 @@ def _picture(found: ChangeMap, what: str, unit: str, more: str) -> str:
     """Draw a map; fields above zero get the class ``more``."""
     step = _FIELD + _GAP
     width, height = found.columns * step, found.rows * step
+    # The record bounds a map to 64 by 64 fields, so the page grows with the number of maps alone.
     most = max((abs(it) for it in found.values), default=0.0)
     fields = "".join(_fields(found, most, step, more))
     across = f"{found.column_cells:,}"
@@ -214,6 +215,7 @@ def _fields(found: ChangeMap, most: float, step: int, more: str) -> Iterator[str
         if value == 0 or most == 0:
             continue
         row, column = divmod(place, found.columns)
+        # From a quarter, so that the least change is seen at all.
         strength = 0.25 + 0.75 * abs(value) / most
         yield (
             f'<rect class="{more if value > 0 else "down"}" x="{column * step}" y="{row * step}" '

@@ -47,6 +47,7 @@ __all__ = [
     "encode_record",
 ]
 
+# Maps take most of it: `zarr.review` makes 80 at most, of 48 by 48 fields, some 1.3 MB.
 MOST_BYTES: Final = 16 << 20
 """Bytes of a record."""
 MOST_TITLE: Final = 500
@@ -297,6 +298,7 @@ def encode_record(record: ProposalRecord) -> bytes:
         "reason": record.reason,
     }
     try:
+        # `NaN` is no JSON. A lone surrogate fails in `encode`, with an error that is a ValueError.
         data = json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidInputError(f"The proposal cannot be stored as JSON: {error}.") from error
@@ -394,6 +396,7 @@ def decode_record(data: bytes | memoryview, proposal_id: ProposalId, number: int
         FormatError: it is damaged, of another proposal, or of a version that is too new.
     """
     name = _name(proposal_id, number)
+    # The listing was believed so far; what came may be longer.
     check_size(len(data), proposal_id, number)
     part = parse_json(data, name)
     if part.members.get("format") != _FORMAT or part.members.get("version") != _VERSION:
@@ -411,6 +414,7 @@ def decode_record(data: bytes | memoryview, proposal_id: ProposalId, number: int
 
 
 def _record_of(part: Part, proposal_id: ProposalId, number: int) -> ProposalRecord:
+    # A record copied to another number would undo what came after it.
     if part.text("id") != str(proposal_id) or part.natural("number", _MOST_NUMBER) != number:
         raise part.fault("says that it is another one")
     source, candidate = part.part("source"), part.part("candidate")
@@ -471,6 +475,7 @@ def _count(part: Part, key: str) -> int:
 def _number(part: Part, value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
+            # JSON has integers of any length, which do not fit a double.
             number = float(value)
         except OverflowError:
             number = math.inf
@@ -560,6 +565,7 @@ def _map_of(part: Part, key: str) -> ChangeMap | None:
     inner = part.part(key)
     rows, columns = (inner.natural(it, _MOST_SIDE + 1) for it in ("rows", "columns"))
     listed = inner.json_list("values")
+    # The page computes places from these; each side is at most 64.
     if len(listed) != rows * columns:
         raise inner.fault(f"has {len(listed)} values for {rows} times {columns} fields")
     return ChangeMap(
