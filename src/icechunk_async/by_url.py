@@ -56,6 +56,7 @@ async def open_url(
     Cost: that of opening the repository, and of the session. Whether the node exists is not asked.
     """
     parsed = IcechunkURL.parse(url)
+    # Refused before anything is opened: a URL with a tag cannot be written, whatever is there.
     written = parsed.written_branch() if writable else None
     async with Repository.open(
         parsed.location,

@@ -109,6 +109,8 @@ class IcechunkError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Rebuild from message and context."""
+        # `Exception` rebuilds itself from `args`, which is the message alone: the context would be
+        # lost.
         return _rebuild, (type(self), self.message, self.context)
 
 

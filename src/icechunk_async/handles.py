@@ -47,6 +47,7 @@ _ADVICE: Final = (
     "To only read elsewhere, pickle a session of Repository.readonly_session(). To write dask "
     "arrays of an xarray dataset, use icechunk_async.sync.xarray.to_icechunk()."
 )
+# Strong: at exit all that is open is closed, whatever became of its handle.
 _all_open: Final[set[_Open[Any]]] = set()
 _handles: Final[weakref.WeakValueDictionary[bytes, RepositoryHandle[Any, Any]]] = (
     weakref.WeakValueDictionary()
@@ -87,6 +88,8 @@ class RepositoryHandle[S: Source[Any], R]:
         self._closed: Exception | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Its bytes are the key of the shared handles: sources hold dictionaries of options, and do
+        # not hash.
         return _shared, (pickle.dumps(self.source),)
 
     async def enter(self, manager: AbstractAsyncContextManager[R]) -> None:
@@ -116,8 +119,11 @@ class RepositoryHandle[S: Source[Any], R]:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
         try:
+            # One opening for all who wait, which ends when the last of them is cancelled.
             await self._opening.run(0, self._enter_source)
         except asyncio.CancelledError:
+            # `close` cancels the opening and not those who wait for it. They get its advice and not
+            # a CancelledError, which nobody asked for.
             if self._closed is None or _is_being_cancelled():
                 raise
         ready = self.ready
@@ -130,12 +136,16 @@ class RepositoryHandle[S: Source[Any], R]:
         """Open the repository and keep it: nobody else would close it if all who wait gave up."""
         task = asyncio.current_task()
         assert task is not None  # of the flight
+        # Before the first await: `close` in another thread finds the task, or `_closed` is seen
+        # below.
         self._opener = generation(), task
         try:
             opened = await _Open[R].enter(self.source.opening())
             if self._closed is None:
                 self._keep(opened)
             else:
+                # Closed while it opened, and too late to be cancelled. Nobody else knows of what
+                # was opened.
                 await opened.close()
         finally:
             self._opener = None  # after the result is kept, so that `close` sees one of both
@@ -178,6 +188,7 @@ class RepositoryHandle[S: Source[Any], R]:
             )
         # In this order: whatever opens it keeps the result before it forgets the task.
         if self._opener is not None or self._open is not None:
+            # On the portal's loop, where clients were opened; this may be any thread.
             run(self._end())
 
     async def _end(self) -> None:
@@ -185,6 +196,7 @@ class RepositoryHandle[S: Source[Any], R]:
         if self._opener is not None and self._opener[0] == generation():
             opener = self._opener[1]
             opener.cancel()
+            # Waits and does not await: the error of the opening belongs to those who asked for it.
             await asyncio.wait([opener])
         if self._open is not None and self._open.generation == generation():
             await self._open.close()
@@ -208,15 +220,21 @@ class _Open[R]:
     async def enter(cls, manager: AbstractAsyncContextManager[R]) -> Self:
         async with AsyncExitStack() as stack:
             repository = await stack.enter_async_context(manager)
+            # From here on it is open until it is closed. If anything failed before, the block has
+            # closed it.
             return cls(repository, stack.pop_all())
 
     async def close(self) -> None:
+        # Taken out before the await: of `close`, a finalizer and the exit, only the first closes
+        # it.
         if self in _all_open:
             _all_open.discard(self)
             await self._stack.aclose()
 
     def close_later(self) -> None:
         if self.generation == generation():
+            # Not waited for: a finalizer runs on any thread, also on that of the loop, which would
+            # wait for itself.
             run_later(self.close())
 
 
@@ -233,6 +251,7 @@ async def _itself[R](repository: R) -> R:
 def _shared(source: bytes) -> RepositoryHandle[Any, Any]:
     """Return the handle of this process for a pickled source."""
     with _sharing:
+        # Weak, so that what nobody uses closes; `_recent` holds the last few for the next task.
         handle = _handles.get(source)
         if handle is None:
             handle = _handles[source] = RepositoryHandle(
@@ -286,9 +305,11 @@ class SessionHandle:
             return {"repository": self.repository, "fork": self.fork_bytes()}
         if not self.read_only:
             raise ValueError(_ADVICE)
+        # By id: all who unpickle it read one state, wherever the branch is by then.
         return {"repository": self.repository, "snapshot_id": self.snapshot_id}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # Without the origin: the repository handle says where it is, and holds the secrets once.
         fork = AsyncForkSession.from_bytes(state["fork"]) if "fork" in state else None
         SessionHandle.__init__(
             self, state["repository"], fork, snapshot_id=state.get("snapshot_id")
@@ -377,6 +398,8 @@ class SessionHandle:
     def fork_bytes(self) -> bytes:
         """Return the changes of the fork; blocks until its chunks are stored and durable."""
         fork = self.fork
+        # Pickling cannot await, so it blocks. What did not change needs no request, and most forks
+        # that are sent out are empty.
         if fork.is_attached and fork.has_uncommitted_changes:
             with self.errors():
                 run(fork.store_pending_chunks())
@@ -389,6 +412,7 @@ class SessionHandle:
         if isinstance(session, AsyncForkSession):
             return session if session.is_attached else None
         if session is not None and self._generation != generation():
+            # A reader stands on a snapshot that never changes: the child opens it again by its id.
             if session.read_only:
                 return None
             with self.errors():
@@ -405,6 +429,7 @@ class SessionHandle:
         ready = self.ready
         if ready is None:
             ready = await self._opening.run(0, self._reopen)
+            # Several who wait set the same session.
             self._session, self._generation = ready, generation()
         return ready
 
@@ -485,6 +510,8 @@ class Here:
         async def ask() -> T:
             return await question(self._engine)
 
+        # On the portal's loop and not the repository's: `run` blocks the caller, who may be on that
+        # one. The engine serves several loops.
         return run(ask())
 
     async def run_async[T](self, question: Callable[[Engine], Awaitable[T]]) -> T:
@@ -511,6 +538,7 @@ class _Native:
     @asynccontextmanager
     async def opening(self) -> AsyncGenerator[_Opened]:
         """Open it; the credentials and options are in the origin."""
+        # The engine alone: it is all that reading needs, and handles lie below `Repository`.
         async with open_engine(self.origin.request(None, None)) as engine:
             yield _Opened(engine)
 

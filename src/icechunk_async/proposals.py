@@ -309,6 +309,9 @@ class Proposal(Shown):
             await self.reload()
             self._check_open()
             record = self._record
+            # Checks take minutes, and no lock is held meanwhile. If the proposal was refreshed or
+            # closed under them, these results are of a state that nobody would publish, and they
+            # run on the new one.
             results = await self._run(chosen, record.candidate)
             if await self._append(candidate=replace(record.candidate, results=results)):
                 return results
@@ -335,6 +338,8 @@ class Proposal(Shown):
             await self.reload()
             self._check_open()
             source_id = await self._source_now()
+            # Of a try that is overtaken, a snapshot stays that no branch holds; collection takes
+            # it.
             made = await self._make(source_id)
             if await self._append(
                 state=ProposalState.OPEN, source_id=source_id, candidate=made[0], review=made[1]
@@ -365,9 +370,13 @@ class Proposal(Shown):
             self._check_open()
             if self.state is ProposalState.ACCEPTING:
                 if await self._landed():
+                    # It landed: closing it would say that nothing was published. The next round
+                    # tells the caller.
                     await self._append(state=ProposalState.ACCEPTED)
                     continue
                 tip = await self._desk.engine.history.branch_tip(self.into)
+                # At another tip the move that may be under way can only be refused, so closing is
+                # safe. At this one it may still land after it was closed.
                 if tip == self.candidate.target_id and not force:
                     raise self._refusal(
                         "is being accepted, or the process that accepted it was killed, so it may "
@@ -420,6 +429,11 @@ class Proposal(Shown):
         _check_accepting(when_moved, tries)
         given = as_checks(checks)
         first = True
+        # Each round reads the proposal anew and does what is missing:
+        # `_finished`: it, or an earlier try that was killed, is published already;
+        # `_renewed`: the candidate stands on the tip, else another is made;
+        # `_checked`: every check that is asked for passed on this very candidate;
+        # `_publish`: one compare-and-set, from the tip that the candidate was made on.
         for _ in range(tries + 1):
             published = await self._finished(first=first)
             if published is not None:
@@ -429,6 +443,8 @@ class Proposal(Shown):
             try:
                 if not await self._renewed(when_moved):
                     continue
+            # What was to be merged is on the branch: perhaps by another process that accepted this
+            # proposal.
             except NothingToCommitError:
                 published = await self._finished(first=False)
                 if published is None:
@@ -465,6 +481,7 @@ class Proposal(Shown):
         async for info in history.ancestry(await history.branch_tip(self.into)):
             if info.id == candidate.snapshot_id:
                 return True
+            # It would be a child of this one, so nothing older can be it.
             if info.id == candidate.target_id:
                 return False
         return False
@@ -480,6 +497,8 @@ class Proposal(Shown):
 
     async def _source_now(self) -> SnapshotId:
         """Return the snapshot that the source names now."""
+        # A snapshot that was proposed by its id never moves. Names are looked up exactly, and not
+        # as refs: a deleted branch must not be found again as the first letters of an id.
         if self.source == str(self.source_id):
             return self.source_id
         history = self._desk.engine.history
@@ -521,6 +540,7 @@ class Proposal(Shown):
         try:
             info, _ = await gather(
                 self._desk.engine.history.snapshot_info(candidate.snapshot_id),
+                # Past the cache, which would still have the snapshot after it was collected.
                 self._desk.engine.assets.read_snapshot(candidate.snapshot_id),
             )
         except SnapshotNotFoundError:
@@ -535,6 +555,8 @@ class Proposal(Shown):
         """
         candidate, now = self.candidate, {it.name: it for it in given}
         required = dict.fromkeys([*self.checks, *(await self._asked_for()), *now])
+        # Checks that are passed here run again; those of the proposal are asked once for each
+        # candidate, by any process that has them.
         known = {it.name for it in candidate.results} - now.keys()
         chosen = {
             name: check
@@ -566,6 +588,7 @@ class Proposal(Shown):
             if result is None:
                 parts.append(f"{name!r} was not run; pass it as checks=")
             else:
+                # The end, where commands and tracebacks say what was wrong.
                 detail = " ".join(result.detail.split())[-200:]
                 parts.append(f"{name!r} {_SAID[result.outcome]}" + f" ({detail})" * bool(detail))
         more = f"; and {len(names) - 5} more" if len(names) > 5 else ""
@@ -590,6 +613,7 @@ class Proposal(Shown):
                 expected=candidate.target_id,
                 approved=candidate.passed,
             )
+        # It stays *accepting*: the next who accepts it looks at the branch.
         except OutcomeUnknownError:
             raise
         except (ConflictError, SnapshotNotFoundError):  # moved, or collected
@@ -611,6 +635,8 @@ class Proposal(Shown):
                 now = await files.load(self._desk.engine.storage, self.id)
                 if now.state.is_over:
                     break
+                # The number of the newest state with what is known here: the candidate that landed,
+                # and not one that the other process made since.
                 self._record = replace(self._record, number=now.number)
         except IcechunkError as error:
             _log.warning(
@@ -645,6 +671,7 @@ class Proposal(Shown):
 
         ran = await bounded_map(run, checks, limit=_AT_ONCE)
         found = {it.name: it for it in [*candidate.results, *ran]}
+        # Names of results are stored, and records are bounded: all together must fit.
         check_names(list(found))
         return tuple(found.values())
 
@@ -654,6 +681,7 @@ class Proposal(Shown):
         if stored is None:
             return False
         self._record = stored
+        # After the state, of which it is a picture. A page that is behind misleads nobody who asks.
         await self.store_page()
         return True
 
@@ -720,6 +748,8 @@ async def propose(
     title = wish.title
     if title is None:
         lines = (wish.message or "").splitlines() or [f"Merge {source_ref!r} into {wish.into!r}"]
+        # Cut, unlike a title that was given: a long first line of a message is no fault of the
+        # caller.
         title = lines[0][:MOST_TITLE]
     message = title if wish.message is None else wish.message
     _check_text("title", title, MOST_TITLE)
@@ -743,6 +773,7 @@ async def propose(
         source_ref,
         source_id,
         tuple(it.name for it in chosen),
+        # A stand-in: the record is tried before the merge is made, which may take long.
         Candidate(source_id, source_id),
         Review(),
         wish.metadata,
@@ -801,9 +832,13 @@ async def _make(
     check_online(engine.history)
     session = desk.write(combined.target, record.into)
     session.workspace.rebase_to(combined.target, combined.changes)
+    # Marked as a merge of the source: accepted, it is one, and a later merge must not bring it
+    # again.
     own: Any = plan.how.properties(record.source_id)[PROPERTY]
     properties = {PROPERTY: {**own, "proposal": str(record.id)}, **record.metadata}
     try:
+        # In the history, though no branch has it: any engine can open it to check it, and once it
+        # is collected it is gone from there, and the branch cannot move to it (decision 0027).
         made = await session.flush(record.message, properties)
     except BaseException:
         session.abandon()

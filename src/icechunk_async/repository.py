@@ -637,6 +637,8 @@ class Repository:
         mode = SessionMode.WRITABLE
         session = self._session(base, branch, mode, lease, deduplicate=deduplicate)
         assert session.spiller is not None  # it has a lease
+        # The task that renews holds the session weakly: a session that was dropped must stop
+        # renewing, so that its lease expires and what it wrote can be collected.
         reference, seconds = weakref.ref(session.spiller), lease.beat_seconds
         self._engine.background.start(lambda: keep_alive(reference, seconds))
         return session
@@ -685,8 +687,14 @@ class Repository:
         asked, engine = register.as_session_id(session_id), self._engine
         holder: bytes | None = None
         while True:
+            # Read the lease, then all that it lists, and write the lease last, if it still has the
+            # version that was read. A holder that spills in between changes the version, so that
+            # only a state that was read whole is continued.
             record, version = await register.open_lease(self.storage, engine.assets.backend, asked)
             if holder is not None and record.holder != holder:
+                # A new version by the same holder is a renewal, after which all is read again.
+                # Another holder is a second process that resumes: to continue would take the
+                # session from it, and it from us, without end.
                 raise keeper.lost(record)  # another process was first
             holder = record.holder
             base = await engine.assets.snapshot(record.base_id)
@@ -697,6 +705,8 @@ class Repository:
             )
             if lease is None:
                 continue  # its holder renewed it meanwhile, and may have spilled more
+            # After the takeover, when its holder can publish nothing more: what the branch holds
+            # now is final.
             await self._check_not_committed(lease)
             session = self._leased(base, record.branch, lease, deduplicate=deduplicate)
             await session.continue_from(stored)
@@ -709,6 +719,8 @@ class Repository:
         history, record = self._engine.history, lease.record
         tip = await history.branch_tip(record.branch)
         async for info in history.ancestry(tip):
+            # The commit, if there is one, is above the base that the lease names, also if it was
+            # rebased: the base in the lease is then older than that of the commit.
             if info.id == record.base_id:
                 return
             try:
@@ -954,6 +966,8 @@ class Repository:
 
         if not isinstance(tip, SnapshotInfo):
             try:
+                # The caller must hear that the branch was moved. If this raised, they would move it
+                # again.
                 tip = await self._engine.history.snapshot_info(tip)
             except IcechunkError as error:  # it was published, whatever comes now
                 _log.warning("hooks are not told of snapshot %s: %s", tip, error)
@@ -1090,6 +1104,8 @@ class Repository:
         """
         start = await find_named(self._engine, branch, tag, snapshot_id, ref)
         async for page in self._engine.history.ancestry_pages(start):
+            # Pages, since fields are decoded for a page at once, and the loop is not entered for
+            # each snapshot.
             for info in page:
                 yield info
 
@@ -1388,7 +1404,9 @@ class Repository:
 
         one, other = await gather(find_ref(self._engine, start), find_ref(self._engine, end))
         return await gather(
-            self.readonly_session(snapshot_id=one), self.readonly_session(snapshot_id=other)
+            # By id: a name that moves between the two look-ups would give two unrelated states.
+            self.readonly_session(snapshot_id=one),
+            self.readonly_session(snapshot_id=other),
         )
 
     async def watch(
@@ -1575,6 +1593,8 @@ class Repository:
         from icechunk_async.engine.versions.plans import parent_of_tip  # noqa: PLC0415 -- slow to import
 
         self._engine.check_safe()
+        # With `expected` below, a commit that lands in between is refused, and not taken back in
+        # place of the one that was meant.
         tip, parent = await parent_of_tip(self._engine, branch)
         await self._engine.history.reset_branch(branch, parent, expected=tip)
         await self._tell(branch, parent, tip, "reset")
@@ -1741,6 +1761,8 @@ class Repository:
 
         self._engine.check_safe()
         plan = Merge(source, into, base, solver)
+        # No turn is taken, unlike in `_combine`: people take hours to settle conflicts, and the
+        # commit replays the merge on what came meanwhile.
         combined = await plan.combine(self._engine)
         check_online(self._engine.history)
         check_unprotected(self._engine.history, into)
@@ -1791,6 +1813,8 @@ class Repository:
         state = decode_pending(data)
         target = await load(engine, state.target_id, "which the merge stands on")
         source = await load(engine, state.source_id, "which is to be merged")
+        # The bytes come from anywhere, and nothing guards them against changes by hand: each part
+        # is held against the snapshots of this repository before a session has it.
         changes = fitting(state, target.nodes, self.spec_version)
         check_online(engine.history)
         check_unprotected(engine.history, state.branch)
@@ -1909,6 +1933,9 @@ class Repository:
         session = self._session(plan.combined.base, branch, SessionMode.WRITABLE)
         session.workspace.rebase_to(plan.combined.target, plan.combined.changes)
         properties = {**plan.properties, **(metadata or {})}
+        # A snapshot that no branch holds, and then one conditional move: nobody sees the branch
+        # without either, and a failure between the two leaves garbage only. The move checks the
+        # protection again, in its own atomic step.
         made = await session.flush(message or plan.message, properties)
         await self._engine.history.reset_branch(branch, made, expected=plan.tip)
         await self._tell(branch, made, plan.tip, "commit")
@@ -1931,6 +1958,9 @@ class Repository:
         storage, backend = engine.assets.storage, engine.assets.backend
         async with engine.neighbours.writers.turn(plan.branch, storage, backend) as turn:
             while True:
+                # What a try is: work out the changes on the tip that the turn found, and commit
+                # them on that very tip. After a lost race they are worked out anew and not rebased,
+                # since conflicts, and what the solver decides, are those of the new tip.
                 turn.begin()
                 combined = await plan.combine(engine)
                 turn.stands_on(combined.target.id, combined.target.metadata)
@@ -2002,6 +2032,8 @@ class Repository:
         """
         return await self._engine.state_to_change("metadata").merge_metadata(
             lambda info: (
+                # Protections are part of this item. Who sets another part of it must not lift them
+                # unawares.
                 keeping_protection(info, metadata) if METADATA_NAME in metadata else metadata
             )
         )
@@ -2068,6 +2100,7 @@ class Repository:
                 METADATA_NAME: OwnSettings(statistics=enabled).laid_over(stored_item(info))
             }
         )
+        # Here only after it is stored: if that fails, this process must not differ from all others.
         self._engine.assets.keeps_statistics = enabled
 
     async def get_status(self) -> RepoStatus:
@@ -2264,6 +2297,9 @@ class Repository:
 
         self._engine.history.capabilities.require("protection")
         names = check_names(checks)
+        # Against misspelt names. Nothing holds the branch until the setting is stored; a setting
+        # for a branch that was deleted in between protects the one that is created next under this
+        # name.
         await self.lookup_branch(branch)
         await self._engine.state_to_change("protection").merge_metadata(
             lambda info: {METADATA_NAME: item_with(info, branch, names)}
@@ -2754,6 +2790,8 @@ class Repository:
         self._engine.check_safe()
         session = await self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, ref=ref)
         analysis, superseded = await analyze(session, paths, progress)
+        # Last: until then queries find them, and a query that had listed them takes those that are
+        # gone for unknown and reads their chunks.
         await drop(self._engine, superseded)
         return analysis
 
@@ -2857,6 +2895,7 @@ class Repository:
         named = None if refs is None else tuple(refs)
         options = VerifyOptions(as_level(level), named, ancestry, sample, seed)
         file = None if state is None else StateFile(state)
+        # The engine knows no codecs of Zarr, so what decodes chunks is handed to it.
         return await verify(self._engine, options, ZarrDecoder(), file=file, progress=progress)
 
     async def plan_repair(
@@ -2993,6 +3032,8 @@ class Repository:
         Cancellation: the destination shows what it did before, or the new state (in format
         version 1, for each branch and tag by itself).
         """
+        # Here and not below `upkeep`: reading chunks through codecs and keys belongs to a higher
+        # layer.
         if as_zarr:
             if since is not None or discard_changes or shallow:
                 raise InvalidInputError(
@@ -3039,6 +3080,7 @@ class Repository:
         chosen = as_paths(paths)
         if chosen is not None:
             check_paths(chosen, [await self._engine.assets.snapshot(tip)], name)
+        # By id: the branch may move on, and a copy that is continued must be of one snapshot.
         session = await self.readonly_session(snapshot_id=tip)
         async with open_limited(request) as target:
             check_outside(self._engine.storage, target)
@@ -3059,6 +3101,8 @@ def _request(
     request = Request(
         location, given_options(storage_options), config, dict(authorized or {}), **more
     )
+    # Before anything is opened: a wrong argument would else appear as an error of a driver, or as a
+    # repository that was created with a setting nobody meant.
     request.check_types()
     return request
 
@@ -3190,8 +3234,14 @@ class Opening[R: Repository]:
     async def _awaited(self) -> R:
         async with self._lock:  # of several that await it, one opens the repository
             if self._repository is None:
+                # A separate task enters and leaves: the one that awaits may end long before the
+                # repository closes, and what is open must be left in the reverse order, also when
+                # the event loop just ends.
                 held = Held(open_engine(*self._how, or_open=self._or_open), self._lifetime.warn)
                 self._repository = self._opened(await held.open(), held.close)
+                # What `warn` is bound to refers to no repository, or none would ever be collected.
+                # Not at exit: `asyncio.run` ends its loop before, which warned, and nothing can be
+                # closed after it.
                 weakref.finalize(self._repository, self._lifetime.warn).atexit = False
             self._lifetime.check_open()
             return self._repository
@@ -3209,8 +3259,12 @@ class Opening[R: Repository]:
             if self._repository is None:
                 opening = open_engine(*self._how, or_open=self._or_open)
                 engine = await stack.enter_async_context(opening)
+                # `aclose` within the block empties this stack, so that the end of the block finds
+                # nothing to close.
                 self._repository = self._opened(engine, stack.aclose)
             else:
+                # Awaited before: its own task holds it open, and is told to leave at the end of the
+                # block.
                 stack.push_async_callback(self._lifetime.close)
             self._stack = stack
             return self._repository

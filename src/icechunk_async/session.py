@@ -587,6 +587,7 @@ class Session(_Hierarchy):
         self._told = told
         self._abandoned = False
         self._origin = origin
+        # The workspace has it too: each change asks the lease whether it still holds.
         self._lease = workspace.lease = lease
         # What only reads has no use for what publishes, nor for the time to import it.
         self._begun: _Writing | None = None
@@ -619,6 +620,8 @@ class Session(_Hierarchy):
         if self._begun is None:
             with self._workspace.lock:
                 if self._begun is None:
+                    # Looked at again under the lock: of two threads one would find that the other
+                    # has used up what makes a publisher.
                     self._begun = self._begin_writing()
         return self._begun
 
@@ -713,6 +716,8 @@ class Session(_Hierarchy):
             from icechunk_async.engine.leases.record import LeaseState  # noqa: PLC0415 -- not to read
             from icechunk_async.engine.leases.register import remove_spills  # noqa: PLC0415 -- not to read
 
+            # The lease says that it is over before its segments go: a process that resumes it in
+            # between finds the commit, and never an open lease whose segments are gone.
             await lease.close(LeaseState.COMMITTED, snapshot_id, spiller.shared)
             if lease.record.spilled or spiller.has_forks:
                 try:
@@ -729,6 +734,8 @@ class Session(_Hierarchy):
     async def continue_from(self, stored: Resumed) -> None:
         """Begin with changes that other processes made, which ``Repository`` read back."""
         assert self.spiller is not None  # it has a lease
+        # Chunks of other processes are of any age by their clocks, so that each collection since
+        # may have taken some: the commit looks for all of them.
         self.publisher.guard.distrust()
         await self.spiller.resume(stored)
 
@@ -805,8 +812,12 @@ class Session(_Hierarchy):
             return await super()._new_fork()
         with self._workspace.lock:
             self._workspace.check_writable()
+        # What the fork builds on is stored first: a session that is resumed elsewhere, and the
+        # other forks, must know the state that it was made from.
         membership = await spiller.share()
         base = await self._forks.begin(membership.known)
+        # The fork begins at a snapshot that holds them; sent along as well, a thousand forks of a
+        # million references would be a thousand copies (decision 0012).
         membership = replace(membership, known=ChangeSet())
         return ForkSession.beside(self, self._forks, base, membership)
 
@@ -817,6 +828,8 @@ class Session(_Hierarchy):
         }
         if spiller is None or not members:
             return
+        # Most merges are of forks that never published, and cost one listing at most: a copy of the
+        # fork, made before it was pickled back, may have published without this one knowing.
         marked = any(it.number or it.refreshed for it in members.values())
         if marked or await spiller.has_publications(members):
             await self.refresh()
@@ -834,6 +847,7 @@ class Session(_Hierarchy):
         names = [it.fork_id if isinstance(it, ForkSession) else it for it in forks]
         spiller = self.spiller
         waiting = () if spiller is None else spiller.waiting
+        # It refuses all names if one is unknown, and so comes before any is given up.
         self._forks.discard(names, also=waiting)
         if spiller is not None:
             for name in names:
@@ -848,6 +862,8 @@ class Session(_Hierarchy):
         Yields: the time that is left.
         """
         began = anyio.current_time()
+        # An unknown commit is found out first, with exactly the changes that it had: what forks
+        # published since is not in the snapshot that may have landed.
         unsure = self.publisher.outcome_unknown  # then it was done before
         spiller = self.spiller
         if spiller is None or not spiller.has_forks:
@@ -856,6 +872,8 @@ class Session(_Hierarchy):
             if spiller is not None and not unsure:
                 with self._workspace.lock:
                     self._workspace.check_open()
+                # Cut off here, nothing was sent to the branch: this is an error of a known outcome,
+                # and not one that the caller has to find out about.
                 with anyio.move_on_after(timeout_seconds) as scope:
                     await spiller.seal()
                 if scope.cancelled_caught:
@@ -870,6 +888,8 @@ class Session(_Hierarchy):
                 timeout_seconds = max(0, timeout_seconds - (anyio.current_time() - began))
             yield timeout_seconds
         finally:
+            # Not after an unknown outcome: if the commit landed, what a fork publishes now would
+            # never be part of one. The next try decides.
             if spiller is not None and not (self.read_only or self.outcome_unknown):
                 await spiller.unseal()
 
@@ -975,6 +995,8 @@ class Session(_Hierarchy):
                 once=once,
                 unchanged=unchanged,
             )
+        # Published by now: none of what follows raises an error of the storage, which would read as
+        # a failed commit. Hooks keep their failures for `Repository.hook_failures`.
         await self._close_lease(snapshot_id)
         if self._told is not None and not self.publisher.already_committed:
             published = self._workspace.base
@@ -1004,6 +1026,7 @@ class Session(_Hierarchy):
 
         Cancellation: the amendment may have been published.
         """
+        # Before: afterwards the session stands on the new tip.
         replaced_id = self._workspace.base.id
         async with self._publishing(allow_missing_forks=allow_missing_forks):
             snapshot_id = await self.publisher.amend(message, metadata, allow_empty=allow_empty)
@@ -1103,6 +1126,8 @@ class ForkSession(_Hierarchy):
             home.virtual,
             inline_threshold_bytes=home.inline_threshold_bytes,
             read_only=False,
+            # Separate packs: a fork may be merged later, elsewhere or never, so its chunks share no
+            # objects with those of its session.
             packs=None if home.packs is None else home.packs.another(),
             deduplicate=home.deduplication is not None,
         )
@@ -1114,6 +1139,7 @@ class ForkSession(_Hierarchy):
             forks.session_id,
             forks.hand_out(),
             membership,
+            # None for a fork of a fork, whose workspace has no lease: it asks the storage first.
             alive_us=lease.renewed_us if isinstance(lease, Lease) else None,
         )
         return cls(
@@ -1202,6 +1228,8 @@ class ForkSession(_Hierarchy):
         """The state in this process: nothing that the parent of a forked child opened is open."""
         held = self._held
         if isinstance(held, _Attached) and held.generation != generation():
+            # A child has one thread after `os.fork`, so nothing races this. What the parent opened
+            # is left alone: two processes that use one connection mix up their requests.
             held = self._held = held.inherited()
         return held
 
@@ -1328,6 +1356,8 @@ class ForkSession(_Hierarchy):
     async def _new_fork(self) -> ForkSession:
         base = await self._forks.begin()
         member = self._attached.member
+        # None as well if the fork has changes that it did not publish: the session could not tell
+        # later what a fork of it builds on.
         membership = None if member is None else member.for_fork()
         return ForkSession.beside(self, self._forks, base, membership)
 
@@ -1372,6 +1402,8 @@ class ForkSession(_Hierarchy):
             from icechunk_async.format.snapshot import Nodes  # noqa: PLC0415 -- not to read
 
             known = state.membership.known
+            # An empty base will do: its nodes say what news are compared with later, and whether
+            # there are any does not depend on them. A detached fork has not read its own.
             noted = noted_in(state.changes)
             return not news_since(known, state.changes, Nodes(), {}, [noted]).is_empty()
         if state.member is not None:
@@ -1477,6 +1509,8 @@ class ForkSession(_Hierarchy):
 
         state = self._state
         assert isinstance(state, _Detached)
+        # The bytes may come from anywhere. They decoded, and may still name nodes that the snapshot
+        # does not have, or chunks outside of an array's grid.
         check_fits(state.changes, base.nodes, engine.assets.spec_version)
         if state.membership is not None:
             check_fits(state.membership.known, base.nodes, engine.assets.spec_version)
@@ -1486,6 +1520,8 @@ class ForkSession(_Hierarchy):
             engine.virtual,
             inline_threshold_bytes=engine.config.effective_inline_chunk_threshold_bytes,
             read_only=False,
+            # Chunks that an earlier block could not store are still in memory, and go with this
+            # one.
             packs=state.unstored or engine.new_packs(),
             deduplicate=self._deduplicate,
         )
@@ -1502,6 +1538,8 @@ class ForkSession(_Hierarchy):
         """Keep the changes with chunks that are not stored, and nothing that is open."""
         attached, workspace = self._attached, self.workspace
         with workspace.lock:
+            # In this order under the lock: a thread that still writes is refused, or its chunk is
+            # among the changes that are kept.
             workspace.closed = Closed.DETACHED
             packs = workspace.packs
             unstored = None if packs is None or packs.are_stored else packs

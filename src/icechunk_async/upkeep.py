@@ -137,8 +137,11 @@ async def restore_repo_object(
 
     request = Request(location, dict(storage_options or {}), None, {})
     async with open_location(request) as opened:
+        # With retries alone: the settings for more are in the object that is damaged.
         storage = early(request, opened)
         way = await damaged_way(storage)
+        # Looking must work on storage that nobody should write to, for instance a copy that only
+        # reads.
         if not dry_run:
             check_safe(storage, way.storage_needs)
         return await repair.restore_repo_object(way.view(storage), dry_run=dry_run)

@@ -32,8 +32,10 @@ __all__ = ["SCHEMES", "IcechunkURL", "is_icechunk_url", "plain_location"]
 
 SCHEMES: Final = ("icechunk", "icechunk-async")
 """Both read the same; the second is nobody else's."""
+# With the name: a plain path may hold a bar, which `plain_location` leaves alone.
 _STEP: Final = re.compile(rf"\|({'|'.join(SCHEMES)})(?=[:|]|$)", re.IGNORECASE)
 _AS_OF: Final = "@as-of."
+# Those that URLs allow in a segment (RFC 3986, pchar), without "@", which marks a ref here.
 _SAFE: Final = "!$&'()*+,;=:~"
 """Characters that are not encoded in names, beside letters, digits and ``-._~``."""
 _FORMS: Final = (
@@ -101,6 +103,7 @@ class IcechunkURL:
             raise InvalidURLError(
                 "A time goes with a branch; a tag or a snapshot id names one moment already."
             )
+        # Naive times become UTC here, and ids get one spelling, so that equal URLs compare equal.
         if self.as_of is not None and self.as_of.tzinfo is None:
             object.__setattr__(self, "as_of", self.as_of.replace(tzinfo=UTC))
         if self.snapshot_id is not None:
@@ -119,6 +122,7 @@ class IcechunkURL:
         if found is None:
             return cls(_trimmed(text))
         location = text[: found.start()]
+        # Split before anything is decoded: an encoded bar, slash or @ is part of a name.
         rest, *more = text[found.end() :].split("|")
         path, *refs = reversed(_body(rest.removeprefix(":"), text))
         url = cls(_trimmed(location), path=path)
@@ -126,6 +130,8 @@ class IcechunkURL:
             url = url._with_ref(refs[0], text)
         for step in more:
             scheme, _, inner = step.partition(":")
+            # Zarr's own step names a node below the one that is named here: |icechunk:a|zarr3:b is
+            # a/b.
             if scheme.lower() != "zarr3" or step is not more[-1]:
                 raise InvalidURLError(
                     f"{veiled(text)!r} has a step {step!r} after 'icechunk:'. Only '|zarr3:PATH' "
@@ -136,6 +142,7 @@ class IcechunkURL:
 
     def _with_ref(self, ref: str, text: str) -> Self:
         """Return the URL at a ref such as ``branch.main``, still percent-encoded."""
+        # branch.dev@as-of.2026-01-31: "branch.dev" and the time; as-of.2026-01-31: "" and the time
         named, at, moment = f"@{ref}".partition(_AS_OF)
         named = named.removeprefix("@")
         as_of = _time(_decoded(moment, text), text) if at else None
@@ -147,6 +154,7 @@ class IcechunkURL:
             return replace(self, branch=name, as_of=as_of)
         if kind == "tag" and name:
             return replace(self, tag=name, as_of=as_of)
+        # A ref without a dot is an id or a mistake, which is found before any request.
         if not dot:
             try:
                 return replace(self, snapshot_id=str(SnapshotId.parse(named)), as_of=as_of)
@@ -216,15 +224,18 @@ def veiled(text: str) -> str:
     """Return a URL without what may be secret in the part before its first bar."""
     location, bar, rest = text.partition("|")
     if "://" in location:
+        # A query may be a signature (SAS of Azure, signed URLs), and so is as good as a password.
         location = veiled_url(location.partition("?")[0])
     return location + bar + rest
 
 
 def _trimmed(location: str) -> str:
     """Return a location without the slashes at its end, but for those that are its root."""
+    # A slash after a question mark is part of the query.
     if "?" in location:
         return location
     trimmed = location.rstrip("/")
+    # "/" and "memory://" stay: without slashes they would name something else
     return location if not trimmed or trimmed.endswith(":") else trimmed
 
 
@@ -259,6 +270,7 @@ def _decoded(text: str, url: str) -> str:
 def _path(text: str, url: str) -> str:
     """Decode each segment of a path."""
     segments = [_decoded(it, url) for it in text.split("/")]
+    # After decoding a%2Fb is one segment with a slash, and joined again it would name another node.
     if any("/" in it for it in segments):
         raise InvalidURLError(f"{veiled(url)!r} has '%2F' in a path; no node has '/' in its name.")
     return "/".join(segments)

@@ -113,6 +113,8 @@ class PendingMerge:
         for conflict in conflicts or self.conflicts:
             self._check(conflict)
             await self._take(conflict)
+            # One after the other: if one cannot be taken, those before it are settled, in the
+            # session and here.
             self._open.remove(conflict)
 
     async def to_bytes(self) -> bytes:
@@ -142,6 +144,7 @@ class PendingMerge:
         workspace, report = self.session.workspace, self.report
         with workspace.lock:  # no await in between: what is settled is among the changes
             target_id, changes = workspace.base.id, workspace.changes.copy()
+            # By their places, which are those of `clashes`: a conflict in the report has no id.
             opened = frozenset(at for at, it in enumerate(report.conflicts) if it in self._open)
         await self.session.store_pending_chunks()
         self.session.abandon()  # it can be dropped without a warning
@@ -219,6 +222,8 @@ class PendingMerge:
         return await self.session.commit(
             message or self._message,
             {**self._properties, **(metadata or {})},
+            # People decided on what both sides had; what others changed at the same places since
+            # then they did not see. That is a new conflict, and nothing is decided for them.
             rebase_with=ConflictDetector(),
         )
 
@@ -252,10 +257,13 @@ class PendingMerge:
         refs: dict[Coordinates, ChunkRef | None] = {}
         for at in coords:
             handle = await self._source.find_chunk(path, at)
+            # None deletes: where the source has no chunk, taking its side removes ours.
             refs[at] = None if handle is None else handle.ref
         workspace = self.session.workspace
         with workspace.lock:
             workspace.set_refs(path, ChunkRefs.from_mapping(len(coords[0]), refs))
+            # The chunks belong to the source's snapshot. The commit requires that it still is in
+            # the history, or collection may have taken them.
             workspace.changes.sources |= {self._source.base.id}
 
 
