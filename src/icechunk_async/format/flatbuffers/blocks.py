@@ -67,6 +67,8 @@ class Shape:
         for slot, code in enumerate(codes):
             if not code:
                 continue
+            # Counted from where the block begins, not the table: only the block is known to lie at
+            # a multiple of 8.
             gap = -end % _ALIGNMENTS[code]
             form += "x" * gap + ("I" if code == REF else code)
             end += gap
@@ -76,7 +78,9 @@ class Shape:
             self.places.append(end)
             end += _WIDTHS[code]
         self.end = end + -end % 8
+        # The table's size is declared without the padding behind it.
         vtable = pack(f"<{2 + used}H", vtable_bytes, end - self.entry, *places)
+        # The vtable lies before its table, so the signed distance back to it is positive.
         self.head = vtable + bytes(self.entry - vtable_bytes) + _COUNT.pack(self.entry)
         self.fields = Struct("<" + form + "x" * (self.end - end))
 
@@ -107,6 +111,9 @@ def table(
 
     ``join`` makes one object of its pieces: of bytes, unless `long_table` wants another.
     """
+    # All official writers leave numbers that equal the default out, and readers take an absent one
+    # for it: a `parent_offset` that is left out means the snapshot 0. An absent parent is -1 and
+    # stays.
     if None in values or 0 in values:
         values = tuple([value or None for value in values])
         shape = shape.without(tuple([value is None for value in values]))
@@ -115,6 +122,8 @@ def table(
     end = shape.end
     for slot, place in shape.refs:
         data, entry = values[slot]
+        # An offset counts from the field that holds it. All blocks are multiples of 8 bytes, so
+        # what follows the table is aligned again.
         fields[slot] = end + entry - place
         parts.append(data)
         end += len(data)
@@ -149,6 +158,7 @@ def vector(items: Sequence[Block]) -> Block:
 def string(text: str) -> Block:
     """Build a string."""
     raw = text.encode()
+    # One to eight zeros: a string ends with a NUL that its count leaves out.
     return b"".join([_COUNT.pack(len(raw)), raw, _ZEROS[8 - (4 + len(raw)) % 8]]), 0
 
 
@@ -164,6 +174,8 @@ def blob(raw: bytes | memoryview) -> Block:
 
 def structs(raw: bytes, item_bytes: int) -> Block:
     """Build a vector of inline structs or words, given as their bytes; aligned to 8 bytes."""
+    # Four bytes before the count, so that items with numbers of 8 bytes begin at a multiple of 8.
+    # Verifiers refuse them elsewhere.
     return b"".join([bytes(4), _COUNT.pack(len(raw) // item_bytes), raw, _ZEROS[-len(raw) % 8]]), 4
 
 

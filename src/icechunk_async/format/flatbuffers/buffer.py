@@ -115,6 +115,8 @@ def copy_of_rows(data: Bytes, positions: Positions, size: int) -> Bytes:
     Raises:
         IndexError: a piece goes beyond the end.
     """
+    # NumPy refuses an index past the last window. A negative one it would count from the end, so
+    # callers check that first.
     return _windows(data, size)[positions].view(np.uint8).reshape(len(positions), size)
 
 
@@ -148,6 +150,7 @@ class Buffer:
         self.u8: Bytes = np.frombuffer(self.payload, np.uint8)
         self._words: dict[int, npt.NDArray[Any]] = {1: self.u8}
         for width, dtype in ((2, "<u2"), (4, "<u4"), (8, "<u8")):
+            # The rest that is cut off here holds no aligned word.
             whole = self.size - self.size % width
             self._words[width] = np.frombuffer(self.payload[:whole], dtype)
 
@@ -164,10 +167,13 @@ class Buffer:
             for position, of_one in zip(positions.tolist(), sizes, strict=True):
                 self.check_one(position, of_one, align)
             return
+        # Vtables are found by signed distances, so a hostile position can be negative. Sums cannot
+        # wrap round in 64 bits: positions, counts and sizes of items have at most 32, 32 and 6.
         # Reductions make no temporary arrays, which cost more than the looking.
         end = positions.max() + size if isinstance(size, int) else (positions + size).max()
         if not (positions.min() >= 0 and end <= self.size):
             raise outside()
+        # A low bit that any position has is in the union of all.
         if align > 1 and int(np.bitwise_or.reduce(positions)) & (align - 1):
             raise misaligned()
 
@@ -175,6 +181,7 @@ class Buffer:
         low, high = positions.bounds()
         if not 0 <= low <= high <= self.size - size:
             raise outside()
+        # All positions are aligned if the first one and the step are.
         if (positions.start | positions.step) & (align - 1):
             raise misaligned()
 
@@ -229,6 +236,7 @@ class Buffer:
             return few
         return copy_of_rows(self.u8, positions, size)
 
+    # The buffer of a seekable manifest overrides it, since its bytes may not have been fetched.
     def require(self, positions: Places, sizes: Positions | int) -> None:
         """Make sure that bytes known to be in the buffer are in memory: always, if it is whole."""
 
@@ -236,6 +244,7 @@ class Buffer:
         """Follow the 32-bit offset at each position."""
         distances = self.words(positions, 4)
         if isinstance(positions, Even):
+            # Records that we write have equal distances to their parts, which then are even, too.
             distance = distances.item(0)
             if distance and (distances == distance).all():
                 return positions.plus(distance)

@@ -63,6 +63,9 @@ def vtables_of(
     """
     if len(places) == 0:
         return VTable(0, 0, 0, (), 0)
+    # The official builder stores equal vtables once, six to eight in a manifest, so places tell
+    # them apart. Our blocks have one each, with equal contents. What neither tells apart may be
+    # hostile, and is looked up for each table, by columns still.
     different, codes = _tell_apart(places)
     if codes is None:
         different, codes = _tell_contents_apart(buffer, places)
@@ -116,6 +119,8 @@ class VTable:
         """
         distance = _distance(self._distances, slot)
         if distance == 0:
+            # Place 0 is that of the table itself: it is in the buffer, and masks keep it from being
+            # read.
             return 0, _same_for_each(False, self._count) if self._count else None  # noqa: FBT003
         if distance + size > self._table_size:
             raise beyond_table()
@@ -182,6 +187,7 @@ class ManyVTables:
         self._places = places
         self.first: int = places.item(0)
         buffer.check(places, 4, 2)
+        # The two sizes before the rest: how much has to be in the buffer is known from them only.
         self._sizes = buffer.words(places, 2).astype(np.int64)
         self._table_sizes = buffer.words(places + 2, 2).astype(np.int64)
         buffer.check(places, self._sizes, 2)
@@ -213,6 +219,7 @@ class ManyVTables:
 
     def _distances(self, slot: int) -> Positions:
         place = 4 + 2 * slot
+        # A vtable ends with the last field that its writer knew or set. Fields beyond are absent.
         known = self._sizes >= place + 2
         distances = np.zeros(len(known), np.int64)
         distances[known] = self._buffer.words(self._places[known] + place, 2)
@@ -223,6 +230,8 @@ def _read(buffer: Buffer, place: int) -> tuple[int, int, tuple[int, ...]]:
     """Check a vtable; return its size, that of its tables and the offset of each field."""
     size, table_size = buffer.shorts(place, 2)
     buffer.check_one(place, size, 2)
+    # A hostile size may be below 4. The first two words were read already, so they are in the
+    # buffer.
     return size, table_size, buffer.shorts(place, max(2, size >> 1))[2:]
 
 
@@ -230,6 +239,7 @@ def _distance(distances: tuple[int, ...], slot: int) -> int:
     return distances[slot] if slot < len(distances) else 0
 
 
+# A stride of 0 repeats one byte. Its memory is a bytes object, so NumPy lets nobody write to it.
 def _same_for_each(value: bool, count: int) -> Mask:  # noqa: FBT001
     """Return one value for ``count`` tables, in a byte of memory."""
     return np.ndarray(count, bool, b"\1" if value else b"\0", strides=(0,))
@@ -246,6 +256,8 @@ def _tell_apart(places: Positions) -> tuple[list[int], npt.NDArray[np.intp] | No
     if len(left) == 0:
         return different, left
     codes = np.zeros(len(places), np.intp)  # others would be converted each time
+    # Each round settles all tables with the vtable of the first one left: eight passes at most,
+    # also where each table has another.
     while len(left) and len(different) < _MOST:
         others = places[left] != places[left[0]]
         codes[left] += 1
@@ -271,6 +283,8 @@ def _tell_contents_apart(
     different: list[int] = []
     codes = np.zeros(len(places), np.intp)
     left = np.arange(len(places))
+    # As in `_tell_apart`, but of bytes. The rounds are bounded in number and, by the size of a
+    # vtable, in what they compare.
     while len(left) and len(different) < _MOST:
         size = sizes.item(left[0])
         if not 4 <= size <= _MAX_COMPARED_BYTES or size & 1:
@@ -326,6 +340,8 @@ def _differ(data: npt.NDArray[np.uint8], starts: Positions, rows: Positions, siz
     step = max(1, _COMPARED_BYTES // max(size, 1))
     for first in range(0, len(rows) if size else 0, step):
         some = rows[first : first + step]
+        # Where most neighbours are asked about, each piece is the later one of a pair and the
+        # earlier one of the next.
         near = starts[some[0] - 1 : some[-1] + 1]
         if len(near) <= 2 * len(some) and int(near.max()) + size + 8 <= len(data):
             pieces = _words(data, near, size)  # so that each is copied once
@@ -351,6 +367,7 @@ def _words(data: npt.NDArray[np.uint8], starts: Positions, size: int) -> npt.NDA
     if int(starts.max()) + padded > len(data):
         return copy_of_rows(data, starts, size)
     pieces = copy_of_rows(data, starts, padded)
+    # These bytes belong to what follows, and must not count.
     pieces[:, size:] = 0
     return pieces.view(np.uint64)
 
@@ -362,6 +379,7 @@ class Tables:
         """Check the tables' vtables; ``places`` are where the tables begin."""
         self.buffer = buffer
         self._places = places
+        # A signed distance: official writers put vtables behind tables, too.
         back = buffer.words(places, 4).astype(np.int32)
         self.vtable_places: Positions = self.positions - back
         """Where the vtable of each table begins."""
@@ -422,6 +440,8 @@ class Tables:
         """Read an unsigned scalar of ``width`` bytes; ``default`` where it is absent."""
         places, present = self._field(slot, width)
         if present is None:
+            # Fields end inside of their tables and tables inside of the buffer. Both were checked,
+            # so only the alignment is left.
             return self.buffer.aligned_words(places, width)
         if not present.any():
             return np.broadcast_to(np.array(default, f"<u{width}"), len(self))
@@ -431,6 +451,7 @@ class Tables:
             values[present] = self.buffer.aligned_words(as_array(places)[present], width)
             return values
         positions = np.array(as_array(places))
+        # Absent fields have the place of their table, which need not be aligned for this width.
         positions[absent] = positions[present.argmax()]  # anywhere: it is replaced
         values = self.buffer.aligned_words(positions, width)
         values[absent] = default
@@ -458,6 +479,7 @@ class Tables:
             _require(present, required)
         if present is None:
             return Vectors.at(self.buffer, self.buffer.targets(places), item_size, align)
+        # No vector begins at 0, where the root's offset is: `starts > 0` says which rows have one.
         starts, counts = np.zeros((2, len(self)), np.int64)
         if not present.any():
             return Vectors(self.buffer, starts, counts, item_size)
@@ -536,6 +558,7 @@ class Vectors:
             starts: Places = places.plus(4)
             buffer.check(starts, counts.item(0) * item_size, 1)
         else:
+            # A count may be any of 32 bits; in 64 the products below are exact.
             starts = as_array(places) + 4
             buffer.check(starts, counts * item_size, 1)
         if align > 4:  # else the count before has told; an empty vector has no item to be aligned
@@ -565,6 +588,8 @@ class Vectors:
             self.buffer.check_unfolded(count * self.item_size)
             run = Even(start, self.item_size, count)
             return run if count >= FEWEST else run.array()
+        # Before anything of this size is allocated: counts were checked one by one, and a million
+        # rows may share one vector.
         total = int(self.counts.sum())
         self.buffer.check_unfolded(total * self.item_size)
         if len(self) and (self.counts == self.counts[0]).all():
@@ -619,6 +644,8 @@ class Vectors:
 
     def tables(self) -> Tables:
         """Follow the items of all rows to the tables that they refer to."""
+        # Of 4 bytes each in the file, since writers do not share such vectors. Nested ones would
+        # otherwise multiply at each level.
         self.check_tables()
         targets = as_array(self.buffer.targets(self.items()))
         return Tables(self.buffer, evenly(targets))
@@ -667,10 +694,12 @@ class Vectors:
         apart = self.starts[1:] != self.starts[:-1]
         different[1:] = ~long | apart
         if longest is not None:
+            # Long ones cost more to compare than to keep twice.
             apart &= self.counts[1:] * self.item_size <= longest
         alike = np.flatnonzero(long & apart) + 1
         if len(alike):
             sizes = self.counts[alike] * self.item_size
+            # Rows may overlap, so that together they have far more bytes than the file.
             self.buffer.check_unfolded(int(sizes.sum()))
             self.buffer.require(self.starts, self.counts * self.item_size)
             different[alike] = differ(self.buffer.u8, self.starts, alike, sizes)
@@ -717,6 +746,7 @@ class Vectors:
         found: list[str] = []
         for first, text in zip(range(0, len(self), _DECODED_ROWS), joined, strict=True):
             texts = text.split("\0")
+            # A string that holds a NUL makes one piece more. Such rows are decoded one by one.
             if len(texts) - 1 != min(len(self) - first, _DECODED_ROWS):
                 return None
             found += texts[1:]
@@ -742,6 +772,7 @@ class Vectors:
             letters = self.buffer.u8[at]
             # In place of the byte before each string, which belongs to its count.
             letters[ends - lengths] = 0
+            # No character spans a NUL, so the joined text is UTF-8 exactly if each string is.
             found.append(letters.tobytes().decode())
         return found
 
@@ -749,6 +780,7 @@ class Vectors:
 def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:
     """Read words of rows that are all of one length."""
     columns = int(vectors.counts[0]) if len(vectors) else 0
+    # Only if all rows have that many: `matrices` drops such rows among others.
     if columns > max_columns:
         raise FormatError(f"A file has chunk coordinates of {columns} axes.")
     buffer = vectors.buffer

@@ -84,6 +84,7 @@ class Reader:
         if known is None:
             known = self._vtable(place)
         table_size, distances = known
+        # Once for the table: with `Row._place` no field of it has to be looked at again.
         if position + table_size > self.size:
             raise outside()
         return Row(self, position, table_size, distances)
@@ -115,6 +116,7 @@ class Reader:
         size, table_size = _U16_PAIR.unpack_from(self.payload, place)
         if place + size > self.size:
             raise outside()
+        # A hostile size below 4 counts as a vtable without fields.
         count = max(2, size >> 1) - 2
         form = _SLOTS[count] if count < len(_SLOTS) else Struct(f"<{count}H")
         found: tuple[int, tuple[int, ...]] = table_size, form.unpack_from(self.payload, place + 4)
@@ -124,6 +126,8 @@ class Reader:
 
     def note_tables(self, count: int) -> None:
         """Refuse if more tables were followed in all than a genuine file has."""
+        # Four bytes is what each item takes at least in the vector. Files whose tables all refer to
+        # one vector would otherwise cost more with every level.
         self._repeated_tables += 4 * count
         if self._repeated_tables > MAX_REPEATED_TABLES * self.size:
             raise unfolded(self.size, self._repeated_tables)
@@ -188,6 +192,7 @@ class Row:
         count = reader.number(at)
         if at + 4 + count * item_size > reader.size:
             raise outside()
+        # The count was aligned to 4. Where a vector is empty, no item has to be aligned to more.
         if align > 4 and count and (at + 4) & (align - 1):
             raise misaligned()
         return at + 4, count
@@ -229,6 +234,7 @@ class Row:
     def words(self, slot: int, width: int) -> tuple[int, ...]:
         """Read a vector of unsigned words; an absent one is empty."""
         start, count = self.vector(slot, width, width)
+        # Feature flags only, once a file: not counted.
         places = range(start, start + width * count, width)
         return tuple([self._reader.number(place, width) for place in places])
 
@@ -248,6 +254,7 @@ class Row:
     def tables(self, slot: int, *, required: str | None = None) -> Iterator[Row]:
         """Iterate over the tables of a vector field; an absent one is empty."""
         start, count = self.vector(slot, 4, 4, required=required)
+        # Before the first one is followed: callers make lists of all.
         self._reader.note_tables(count)
         for place in range(start, start + 4 * count, 4):
             yield self._reader.table(self._reader.target(place))
@@ -275,6 +282,7 @@ class TableList:
         Raises:
             FormatError: they cannot be those of a genuine file.
         """
+        # Before columns of that length are allocated.
         if MAX_REPEATED_TABLES * len(payload) < 4 * count:
             raise unfolded(len(payload), 4 * count)
         self.payload = payload

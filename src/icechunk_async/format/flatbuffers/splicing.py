@@ -88,6 +88,7 @@ class Spans:
         Rows without one add nothing.
         """
         starts = as_array(vectors.places)
+        # Rows without a vector start at 0, see `Tables.vector`.
         there = starts > 0
         ends = starts + vectors.counts * vectors.item_size + ended
         if there.all():
@@ -102,6 +103,7 @@ class Spans:
         rows = np.flatnonzero(counts)
         if len(rows) == 0:
             return
+        # `reduceat` takes an empty slice for its first item, so tables without items are left out.
         firsts = (np.cumsum(counts) - counts)[rows]
         self.low[rows] = np.minimum(self.low[rows], np.minimum.reduceat(items.low, firsts))
         self.high[rows] = np.maximum(self.high[rows], np.maximum.reduceat(items.high, firsts))
@@ -160,11 +162,14 @@ def weave(source: Source, gone: npt.NDArray[np.bool_], new: Sequence[NewTable]) 
 
     def copy(first: int, stop: int) -> None:
         start = low.item(first)
+        # Up to where the next table begins, padding included: what is copied has the length of
+        # whole blocks and stays aligned.
         end = low.item(stop) if stop < len(low) else high.item(stop - 1)
         shifts[first:stop] = out.add(source.payload[start:end]) - start
 
     left_out: list[int] = np.flatnonzero(gone).tolist()
     # New tables go before the old one at their place, also if that is left out.
+    # False sorts before True: a new table precedes the old one that it replaces.
     steps = [(it.place, False, index) for index, it in enumerate(new)]
     at = 0
     for place, is_gone, index in sorted([*steps, *((it, True, 0) for it in left_out)]):
@@ -201,9 +206,11 @@ def place_before(
     kept = ~gone
     if not kept.any():
         return None
+    # A multiple of 8, as the place where it goes: all that is in between keeps its alignment.
     start = int(source.spans.low[kept].min()) & -_BLOCK_BYTES
     end = int(source.spans.high[kept].max())
     used = int((bare.high - bare.low)[kept].sum())
+    # Otherwise each commit would carry along what earlier ones replaced, and files would only grow.
     if (end - start) - used > (end - start) // _MAX_WASTE:
         return None
     out = _Parts()
@@ -227,6 +234,8 @@ def _merged(
     places = np.array([it.place for it in new], np.intp)
     if stays is not None:
         old = old[stays]
+        # From a number among all old tables to one among those that stay: old 0 1 2 3 without 1,
+        # and a new one before 2: it is placed before the second that stays, 1.
         places = np.concatenate([[0], np.cumsum(stays)])[places]
     places += np.arange(len(new))
     found = np.empty(len(old) + len(new), np.int64)

@@ -89,6 +89,8 @@ class Output:
         """Write the file identifier; the root comes with `finish`."""
         self.data = data
         self._view = memoryview(data)  # which takes small pieces in a fraction of NumPy's time
+        # At a fixed place behind the root offset. Every official writer sets it, and no reader
+        # checks it.
         self.put(4, IDENTIFIER)
 
     def put(self, position: int, raw: bytes | memoryview) -> None:
@@ -135,6 +137,7 @@ class Output:
 
     def table(self, position: int, vtable_position: int) -> None:
         """Begin a table: write the distance back to its vtable."""
+        # Positive, since `Layout` has vtables before tables.
         self.word(position, position - vtable_position)
 
     def finish(self, root: int) -> memoryview:
@@ -172,6 +175,7 @@ def copy_pieces(
 
     One by one if most sizes are different.
     """
+    # Stable, so that pieces of one size are copied in the order in which they lie in the source.
     order = np.argsort(sizes, kind="stable")
     different, first = np.unique(sizes[order], return_index=True)
     if len(different) > 2 and _PIECES_OF_A_SIZE * len(different) > len(sizes):
@@ -206,6 +210,8 @@ def column_vector(shape: Shape, columns: Sequence[npt.NDArray[Any]]) -> Block:
     if count <= _FEW_ROWS:
         values = map(_values, columns)
         return vector([table(shape, *row) for row in zip(*values, strict=True)])
+    # One bit for each slot whose number is 0, and so one shape of table for each different pattern.
+    # Bytes are never absent.
     absent = np.zeros(count, np.intp)
     for slot, column in enumerate(columns):
         if column.ndim == 1:
@@ -214,6 +220,7 @@ def column_vector(shape: Shape, columns: Sequence[npt.NDArray[Any]]) -> Block:
         code: shape.without(tuple([bool(code >> slot & 1) for slot in range(len(columns))]))
         for code in np.unique(absent).tolist()
     }
+    # Indexed by pattern. Tables of this format have at most three columns here.
     ends, entries = np.zeros((2, 1 << len(columns)), np.int64)
     for code, found in shapes.items():
         ends[code], entries[code] = found.end, found.entry
@@ -223,6 +230,7 @@ def column_vector(shape: Shape, columns: Sequence[npt.NDArray[Any]]) -> Block:
     for code, found in shapes.items():
         rows = np.flatnonzero(absent == code)
         block = np.zeros((len(rows), found.end), np.uint8)
+        # All tables of a pattern begin alike, down to the distance to their vtable.
         block[:, : len(found.head)] = np.frombuffer(found.head, np.uint8)
         present = [it for slot, it in enumerate(columns) if not code >> slot & 1]
         for place, column in zip(found.places, present, strict=True):
@@ -254,6 +262,7 @@ def _offsets(positions: Positions) -> bytes:
     gap = -head % 8
     words = np.zeros((head + gap) >> 2, "<u4")
     words[0] = count
+    # Relative to the place of each offset: the first stands at 4, behind the count.
     words[1 : count + 1] = positions + (head + gap) - np.arange(4, head, 4)
     return words.tobytes()
 
@@ -271,6 +280,7 @@ def finish_long(root: tuple[Long, int]) -> Part:
         raise _too_large(size)
     if size < _LARGE_BYTES:
         return b"".join([head, *data.parts])
+    # A bytes object of this size would lie in small pages, which take longer to touch.
     return memoryview(joined((head, *data.parts))).toreadonly()
 
 

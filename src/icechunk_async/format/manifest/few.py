@@ -94,6 +94,7 @@ def encode_few(identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]) -> me
     kinds: list[list[int]] = [refs.kinds.tolist() for refs in found]
     if not all(map(_WRITTEN.issuperset, kinds)):
         return None
+    # `struct` would cut a longer id off without a word.
     if any(refs.chunk_ids.shape[1] != _ID_BYTES for refs in found):
         return None  # of another layout, which the other way refuses
     at = first_place(len(nodes))
@@ -115,6 +116,8 @@ def head(identifier: ManifestId, nodes: Sequence[NodeId], places: Sequence[int])
     entry = _HEAD.size + 4
     first = entry + 4 * len(nodes)
     stop = first_place(len(nodes))
+    # The bytes that `encode_manifest` makes: vtables of the root and of arrays, the root, the
+    # vector.
     # Distances from where they stand: to the root; from it back to its vtable, to the arrays and to
     # no dictionary.
     root = _HEAD.pack(28, IDENTIFIER, *_ROOT, *_ARRAY, 20, identifier, 8, 0)
@@ -135,9 +138,12 @@ def _append(parts: list[bytes | memoryview], refs: ChunkRefs, kinds: list[int], 
     inline = [row for row, kind in enumerate(kinds) if kind == _INLINE]
     native = [row for row, kind in enumerate(kinds) if kind == _NATIVE]
     has_offset = any(offsets[row] for row in native)
+    # In place of the vector, whose entries are known at the end.
     parts.append(b"")
     at = start + 4 + 4 * count
     groups: list[tuple[int, list[int], Record, int]] = []
+    # Places first, since records of inline references refer to bytes behind all records. The order
+    # is that of the numbers of kinds, in which `encode_manifest` groups them.
     for kind, rows in ((_INLINE, inline), (_NATIVE, native)):
         if rows:
             record = record_of(kind, rank, has_offset=has_offset)
@@ -168,6 +174,7 @@ def _inline_fields(distance: int, step: int, lengths: list[int]) -> Iterator[tup
     """Iterate over the distances from fields, one a record, to the bytes that they refer to."""
     for size in lengths:
         yield (distance,)
+        # The bytes move on by this much, the field that refers to them by a record.
         distance += 4 + size + -size % 4 - step
 
 

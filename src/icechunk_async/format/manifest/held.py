@@ -42,6 +42,9 @@ class Undecided:
     for decompression, and may run on any thread."""
 
 
+# Forms, from the least to the fullest: pieces (`SeekableManifest`) or the file (`ManifestFile`),
+# decompressed (`PackedManifest`), columns (`Manifest`). That a chunk does not exist is concluded in
+# the last form alone, or for an array that was decoded: only there the order was checked.
 EXPAND: Final = Undecided()
 
 

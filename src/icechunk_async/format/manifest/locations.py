@@ -47,6 +47,7 @@ class Strings:
     def factorize(cls, values: Iterable[str]) -> tuple[npt.NDArray[np.uint32], Strings]:
         """Return the index of every value, and the distinct values in order of appearance."""
         values = values if isinstance(values, Sequence) else tuple(values)
+        # Chunks that follow each other mostly lie in one object; a run costs one comparison in C.
         left, times = _without_runs(values)
         distinct = tuple(dict.fromkeys(left))
         codes = dict(zip(distinct, range(len(distinct)), strict=True))
@@ -120,6 +121,7 @@ class StoredStrings:
 
     def take(self, indices: npt.NDArray[np.int64]) -> StoredStrings:
         """Return a pool of some of the strings; nothing is decoded."""
+        # It has a lock and a decompressor for itself. The dictionary's bytes are shared.
         return StoredStrings(self.raw.select(indices), self.compressed[indices], self.dictionary)
 
     def distinct(self) -> tuple[npt.NDArray[np.uint32], Strings]:
@@ -207,6 +209,7 @@ def merge_pools(pools: list[StringPool]) -> tuple[list[npt.NDArray[np.uint32]], 
     if len(pools) == 1:
         indices, distinct = pools[0].distinct()
         return [indices], distinct
+    # Strings, not places: the same location is at another place in each manifest.
     codes: dict[str, int] = {}
     maps: list[npt.NDArray[np.uint32]] = []
     for pool in pools:

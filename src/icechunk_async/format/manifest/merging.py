@@ -47,6 +47,8 @@ def merge(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) -> Chunk
     for part in parts:
         keep = part.inside(box)
         if len(changed):  # deletions included, which are dropped below
+            # Before joining, so that a reference which is replaced takes its location and bytes
+            # along no further.
             keep &= ~rows_in(part.coords, changed.coords)
         kept.append(part if keep.all() else part.take(keep))
     there = changed.kinds != Kind.DELETED
@@ -60,11 +62,14 @@ def _replaced(part: ChunkRefs, changed: ChunkRefs, box: Extents) -> ChunkRefs | 
 
     Pools keep what is no longer referred to, as after `ChunkRefs.take`.
     """
+    # Checksums, virtual references and deletions have more to merge. What is left are chunks that
+    # were written again, the usual small update.
     if part.sums is not None or changed.sums is not None:
         return None
     native = changed.kinds == Kind.NATIVE
     if not (native | (changed.kinds == Kind.INLINE)).all():
         return None
+    # A box that cuts something off, or rows out of order, of which `find` would miss some.
     if not part.inside(box).all() or part.sort() is not part:
         return None
     coords: list[list[int]] = changed.coords.tolist()
@@ -108,6 +113,8 @@ def _one_by_one(parts: Sequence[ChunkRefs], changed: ChunkRefs, box: Extents) ->
     for source in sources:
         coords = map(tuple, source.coords.tolist())
         numbered = zip(coords, range(first, first + len(source)), strict=True)
+        # The box limits old references alone: all new ones are in it. The later number wins, so a
+        # new reference replaces an old one, and a deletion as well.
         is_old = source is not changed
         numbers.update(compress(numbered, source.inside(box).tolist()) if is_old else numbered)
         first += len(source)
@@ -156,6 +163,8 @@ def _gathered(
         columns["inline"] = memoryview(data)
         columns["offsets"][inline] = np.cumsum(sizes) - sizes
     if native.any():
+        # Each source numbers its ids from zero. Pools without rows may have any width, and are left
+        # out.
         pools = [it.chunk_ids for it in sources]
         before = accumulate(map(len, pools[:-1]), initial=0)
         moved = [it.objects + np.uint32(count) for it, count in zip(sources, before, strict=True)]

@@ -136,6 +136,9 @@ class PackedManifest:
     @property
     def weight(self) -> int:
         """As ``HeldManifest``; arrays of small ones count before they are decoded."""
+        # A cache asks when it takes the manifest in. What small arrays will take when they are
+        # decoded, which nobody is told of, is counted beforehand; large ones go through `expand`,
+        # and are weighed again.
         packed = self._size // BYTES_PER_REF
         if self._size < _LARGE_BYTES:
             return 1 + 2 * packed
@@ -151,11 +154,15 @@ class PackedManifest:
                 return EXPAND
             peeks = self._peeks.get(node_id, 0)
             if peeks < self._most_peeks:
+                # Several threads may look up at once. A count that is lost, or an array that is
+                # decoded twice, costs time and changes no result.
                 self._peeks[node_id] = peeks + 1
                 found = self.find(node_id, coords)
                 if found is not None:
                     return found
             # A few references are decoded here, so that the next lookup need not wait.
+            # Where an array was not found, nodes may be out of order: only reading all of them
+            # tells.
             if self._size >= _LARGE_BYTES or not self._place(node_id)[1]:
                 return EXPAND
             known = self._decode(node_id)
@@ -188,6 +195,8 @@ class PackedManifest:
         """Decode one array that is there; return its references by rank."""
         first, count = self._place(node_id)
         vector = Vectors(self._buffer, np.array([first]), np.array([count]), 4)
+        # Alone as together: `decode_manifest` bounds the vectors of all arrays, this one that of
+        # its array.
         vector.check_tables()
         parts = decode_array(vector, self._dictionary)
         if self._seconds_cut:
@@ -223,6 +232,7 @@ class PackedManifest:
         low, high = (0, count) if rows is None else (rows.start, min(rows.stop, count))
         while low < high:
             middle = (low + high) // 2
+            # A file out of order can hide a chunk from bisection, but not make it find another one.
             found = self._coords(self._follow(first + 4 * middle))
             if found == coords:
                 return first + 4 * middle
@@ -266,6 +276,8 @@ class PackedManifest:
     def _ref(self, table: int, coords: Coordinates) -> ChunkRef | None:
         """Read one reference as `decode_rows` does, of which virtual ones need most of the work."""
         native = self._field(table, 4, ChunkId.size_bytes)
+        # In the order of precedence of the official reader: id, compressed location, location,
+        # inline.
         if native:
             offset, length = self._number(table, 2), self._number(table, 3)
             if offset + length >= 1 << 63:
@@ -288,6 +300,7 @@ class PackedManifest:
     def _coords(self, table: int) -> Coordinates:
         """Read the coordinates of a reference, its first field."""
         first, count = self._vector(table, 0, required="index")
+        # Before `unpack_from`, which would make a tuple of a hostile count of numbers.
         if count > MAX_RANK:
             raise outside()
         self._check(first, 4 * count)
@@ -296,6 +309,8 @@ class PackedManifest:
     def _field(self, table: int, slot: int, size: int, *, required: str | None = None) -> int:
         """Return where a field is; 0 if it is absent."""
         vtable = self._vtable(table - self._word(_I32, table))
+        # `vtable[0]` is its size and `vtable[1]` that of its tables. Whether the table itself is in
+        # the buffer is checked with each word that is read of it.
         distance = vtable[slot + 2] if slot + 2 < len(vtable) else 0
         if distance:
             if distance + size > vtable[1]:
@@ -309,6 +324,7 @@ class PackedManifest:
         """Read its size, that of its tables, and how far into them each known field lies."""
         known = self._vtables.get(place)
         if known is None:
+            # At least its two sizes, and no more fields than are known: others are never asked for.
             count = min(max(2, self._word(_U16, place) // 2), _MAX_SLOTS + 2)
             self._check(place, 2 * count)
             known = unpack_from(f"<{count}H", self._view, place)
@@ -354,5 +370,7 @@ class PackedManifest:
         if not 0 <= position <= self._size - size:
             raise outside()
 
+    # `_PartialManifest` overrides this one, where bytes may not be fetched yet. `_check_inside` is
+    # for bytes that nobody reads now, such as the items of a vector.
     _check = _check_inside
     """Make sure that bytes can be read before they are."""

@@ -127,6 +127,7 @@ def decode_manifest(payload: bytes | memoryview, *, seconds_cut: bool = False) -
     dictionary = location_dictionary(root)
     nodes = arrays.struct(0, NodeId.size_bytes, field="node_id")
     refs = arrays.vector(1, 4, 4, required="refs")
+    # Of all arrays together: each vector may be sound, and all of them the same.
     refs.check_tables()
     decoded: dict[NodeId, ChunkRefs] = {}
     strays: dict[tuple[NodeId, int], ChunkRefs] = {}
@@ -162,6 +163,7 @@ def _decode_small_arrays(vectors: Vectors, dictionary: bytes | None) -> list[Chu
         return None
     tables = vectors.tables()
     index = tables.vector(0, 4, 4, required="index")
+    # The rank of an array is that of its first reference; all others of it must agree here.
     firsts = np.cumsum(counts) - counts
     ranks = index.counts[firsts]
     if int(ranks.max()) > MAX_RANK or (index.counts != np.repeat(ranks, counts)).any():
@@ -368,6 +370,7 @@ def decode_rows(
     """
     count = len(tables)
     native, packed, plain, inline = (tables.has(slot) for slot in (4, 8, 5, 1))
+    # Never stored, so it marks what no field decides.
     kinds = np.full(count, Kind.DELETED, np.uint8)
     # The official reader looks at the last of these fields first.
     for kind, present in (

@@ -161,6 +161,7 @@ class _SingleColumns:
         sizes = np.fromiter(map(len, data), np.uint64, len(data))
         self._column("lengths", "u8")[rows] = sizes
         self._column("offsets", "u8")[rows] = np.cumsum(sizes) - sizes
+        # One after the other, in the order of rows: `offsets` are their places.
         self._columns["inline"] = memoryview(b"".join(data))
 
     def _native(self, refs: list[Any], rows: _Rows) -> None:
@@ -188,6 +189,7 @@ class _SingleColumns:
             # An empty ETag is a guard that no source passes, and not the same as none.
             codes = np.where(guarded, etags.astype(np.int32), NO_ETAG)
             self._column("etags", "i4", NO_ETAG)[rows] = codes
+        # The file has no other way to say "no time" than 0: the epoch itself cannot be a guard.
         modified = [it.last_modified or 0 for it in refs]
         self._column("modified", "u4")[rows] = np.array(modified, np.uint32)
 
@@ -254,6 +256,7 @@ class ChunkRefs:
         count = len(coords)
         if isinstance(kinds, Kind):
             kinds = constant(kinds, count, "u1")
+        # Constants take no memory, and most references have neither ETags nor times.
         columns.setdefault("objects", constant(0, count, "u4"))
         columns.setdefault("offsets", constant(0, count, "u8"))
         columns.setdefault("lengths", constant(0, count, "u8"))
@@ -285,6 +288,7 @@ class ChunkRefs:
         """Return one reference as an object; None if it is a deletion."""
         offset, length = self.offsets.item(row), self.lengths.item(row)
         kind = self.kinds.item(row)  # item() is several times as fast as indexing
+        # The commonest first: every chunk that is read passes here.
         if kind == _NATIVE:
             chunk_id = ChunkId(self.chunk_ids[self.objects.item(row)].tobytes())
             return NativeChunk(
@@ -325,6 +329,7 @@ class ChunkRefs:
         """Return which references lie in a box; none in one of another number of axes."""
         if len(extents) != self.rank:
             return np.zeros(len(self), bool)
+        # Bounds of each axis first, since most boxes hold all references of a manifest.
         within = np.ones(len(self), bool)
         for axis, (start, stop) in enumerate(extents) if len(self) else ():
             column = self.coords[:, axis]  # by far faster than all axes at once
@@ -354,6 +359,7 @@ class ChunkRefs:
         """Order rows by coordinates; of rows with equal coordinates the last one stays."""
         if len(self) < 2:
             return self
+        # All coordinates are equal, so the last one counts; `lexsort` has no keys to sort by.
         if self.rank == 0:
             return self.take(np.array([len(self) - 1]))
         if self._index.ascending:  # mostly; and lookups want the index anyway
@@ -487,6 +493,7 @@ def _used(
     if size == 0:
         return indices, None
     used = np.zeros(size, bool)
+    # By a mask over the pool, in time that is linear in both; `np.unique` would sort.
     used[indices if chosen.all() else indices[chosen]] = True
     if used.all():
         return indices, None

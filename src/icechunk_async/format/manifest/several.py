@@ -84,11 +84,15 @@ class Several:
         Cost: a third of a microsecond for each reference.
         """
         refs = list(chain.from_iterable(map(_VALUES, arrays)))
+        # Virtual references have pools of strings, which would have to be merged array by array.
         if not set(map(type, refs)) <= _KINDS.keys():
             return None
         counts = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        # Two levels: mappings give their keys, keys their numbers. Of rank 0 there are no numbers,
+        # and `reshape` makes rows of no columns.
         numbers = chain.from_iterable(chain.from_iterable(arrays))
         coords = np.fromiter(numbers, np.uint32).reshape(len(refs), rank)
+        # Sessions keep changes in the order in which they were made.
         order = _order(counts, coords)
         if order is not None:
             coords, places = coords[order], order.tolist()
@@ -97,6 +101,7 @@ class Several:
         inline, native = kinds == Kind.INLINE, kinds == Kind.NATIVE
         data = list(map(attrgetter("data"), compress(refs, inline.tolist())))
         stored: list[Any] = list(compress(refs, native.tolist()))
+        # Layouts before version 1 have ids of 16 bytes; one commit has ids of one length.
         width = len(stored[0].chunk_id) if stored else ChunkId.size_bytes
         ids = np.frombuffer(b"".join(map(attrgetter("chunk_id"), stored)), np.uint8)
         if len(ids) != width * len(stored):
@@ -122,6 +127,8 @@ class Several:
         kinds = np.concatenate([it.kinds for it in arrays])
         if len({it.shape[1] for it in coords}) != 1 or (kinds == Kind.VIRTUAL).any():
             return None
+        # Pools are shared by arrays that were decoded together: joined as often as they occur, they
+        # would grow with the square of the arrays.
         ids, id_bases = _pooled([it.chunk_ids for it in arrays])
         width = {it.shape[1] for it in ids}
         if len(width) > 1:
@@ -129,6 +136,8 @@ class Several:
         native = kinds == Kind.NATIVE
         objects = np.concatenate([it.objects for it in arrays])
         if native.any():
+            # A row of `chunk_ids` for each native reference, in their order: nothing has to say
+            # which it is.
             objects = (objects + np.repeat(id_bases, counts))[native]
             chunk_ids = np.concatenate(ids)[objects]
         else:
@@ -139,6 +148,8 @@ class Several:
         data = memoryview(b"")
         if inline.any():
             pools, bases = _pooled([it.inline for it in arrays])
+            # Of inline references `offsets` are places in a pool of bytes. From here on their bytes
+            # lie in order, and offsets are those of native ones alone.
             starts = (offsets.astype(np.int64) + np.repeat(bases, counts))[inline]
             data = _picked(b"".join(pools), starts, lengths[inline].astype(np.int64))
             offsets[inline] = 0
@@ -153,6 +164,7 @@ class Several:
         """Return some rows, in another order, of which each array has ``counts``."""
         kinds, lengths = self.kinds[rows], self.lengths[rows]
         native, inline = kinds == Kind.NATIVE, kinds == Kind.INLINE
+        # The row of `chunk_ids` that each native reference has; of others the number means nothing.
         objects = np.cumsum(self.kinds == Kind.NATIVE) - 1
         sizes = np.where(self.kinds == Kind.INLINE, self.lengths, np.uint64(0)).astype(np.int64)
         starts = (np.cumsum(sizes) - sizes)[rows[inline]]
@@ -184,6 +196,8 @@ class Several:
         ends = np.cumsum(self.counts)
         firsts = ends - self.counts
         inline, native = self.kinds == Kind.INLINE, self.kinds == Kind.NATIVE
+        # `ChunkRefs` counts ids and inline bytes from zero within each array. Two native references
+        # of the first array and one of the second: `ids` is 0, 2, 3 and `numbers` 0, 1, 0.
         ids, numbers = _running(native, firsts, self.counts)
         sizes = np.where(inline, self.lengths, np.uint64(0))
         places, starts = _running(sizes, firsts, self.counts)
@@ -220,6 +234,7 @@ def _order(
     """Return the order in which the coordinates of each array ascend; None if they do."""
     before = ascends(coords)
     ends = np.cumsum(counts)
+    # Ends of empty arrays repeat the one before, or are 0 or the last, where there is no next row.
     before[ends[(ends > 0) & (ends < len(coords))] - 1] = True  # the next row is of another array
     if before.all():
         return None
@@ -248,6 +263,8 @@ def _pooled[T: Sized](pools: Sequence[T]) -> tuple[list[T], npt.NDArray[np.int64
     end = 0
     for pool in pools:
         if id(pool) not in places:
+            # By identity: equal contents need not be found, and all pools are alive while this
+            # runs.
             places[id(pool)] = end
             if len(pool):
                 found.append(pool)
@@ -261,6 +278,7 @@ def _picked(
     """Return pieces of some bytes, one after the other."""
     places = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
+    # Mostly, since commits lay bytes out in order. Nothing is copied then.
     if total == len(data) and (places == starts).all():  # all of them, in order
         return memoryview(data)
     picked = np.empty(total, np.uint8)
@@ -283,6 +301,8 @@ def merge_several(
     Cost: some twenty microseconds for each array that has references already, and a third of that
     for the others.
     """
+    # Old references of all arrays, then new ones. Sorting by array and coordinates, which is
+    # stable, puts each new one right behind the one that it replaces.
     several = Several.of([*old, *changed])
     if several is None:
         return None
@@ -293,12 +313,15 @@ def merge_several(
     for axis in range(shape.shape[1]):  # by far faster than all axes at once
         keep &= several.coords[:, axis] < shape[:, axis][owners]
     before = int(several.counts[:count].sum())
+    # New arrays: nothing to merge with, and the columns of each exist already.
     if not before and keep.all():
         return list(zip(changed, several.inline_bytes()[count:], strict=True))
     rows = np.lexsort((*several.coords.T[::-1], owners))  # of equal ones the new one comes last
     coords, ordered = several.coords[rows], owners[rows]
     last = np.ones(len(rows), bool)
     last[:-1] = (ordered[1:] != ordered[:-1]) | (coords[1:] != coords[:-1]).any(axis=1)
+    # In this order: a deletion has to win over the old reference first, and is then left out
+    # itself.
     rows = rows[last & keep[rows]]
     found = several.taken(rows, np.bincount(owners[rows], minlength=count))
     return list(zip(found.divided(), found.inline_bytes(), strict=True))
@@ -316,6 +339,7 @@ def encode_several(identifier: ManifestId, arrays: Mapping[NodeId, ChunkRefs]) -
     refs = [arrays[node] for node in nodes]
     if not all(map(len, refs)) or sum(map(len, refs)) > MOST:
         return None
+    # Arrays that were decoded together share the payload as their inline bytes, which counts once.
     if sum(len(it) for it in {id(it.inline): it.inline for it in refs}.values()) > MOST_INLINE:
         return None
     several = Several.of(refs)
@@ -369,6 +393,8 @@ class _File:
         self.owners = np.repeat(np.arange(len(counts)), counts)
         """The array of each reference."""
         native = several.kinds == Kind.NATIVE
+        # By array, as `encode_manifest` decides: one packed chunk gives all native references of
+        # its array an offset, and files are equal byte for byte.
         has_offset = np.bincount(self.owners, several.offsets > 0, len(counts)) > 0
         has_offset = has_offset[self.owners]
         rank = several.coords.shape[1]
@@ -390,6 +416,9 @@ class _File:
         at = first_place(len(counts))
         numbers = zip(*(it.numbers.tolist() for it in self.groups), strict=True)
         rows = zip(counts.tolist(), numbers, np.diff(bases).tolist(), strict=True)
+        # Array after array: the vector, then for each kind its vtable and records, then inline
+        # bytes. A loop, since each place depends on all before; a few steps of the interpreter for
+        # each array.
         for array, (count, found, inline_bytes) in enumerate(rows):
             self.starts[array] = at
             at += 4 + 4 * count
@@ -418,6 +447,9 @@ class _File:
         words = np.zeros((len(rows), record.size >> 2), "<u4")
         words[:, 0] = tables - group.vtables[group.owners]
         words[:, 1] = record.index
+        # Records in words of 4 bytes, as `record_of` lays them out: vtable, index, [offset, 2
+        # words], length, 2 words, id, 3 words, rank, coordinates. So the id ends where the rank
+        # begins, and only records with an offset have more than 7 words before it.
         rank_at = record.index + 4 >> 2
         if record.kind == Kind.INLINE:
             words[:, 2] = self.inline[rows] - (tables + 8)
@@ -425,12 +457,14 @@ class _File:
             numbers = [several.lengths, *([several.offsets] if rank_at > 7 else [])]
             for column, at in zip(numbers, (rank_at - 5, rank_at - 7), strict=False):
                 words[:, at : at + 2] = column[rows].view("<u4").reshape(-1, 2)
+            # An id is 12 bytes, three words: it moves like numbers.
             natives = np.cumsum(several.kinds == Kind.NATIVE)[rows] - 1
             words[:, rank_at - 3 : rank_at] = several.chunk_ids[natives].view("<u4")
         rank = several.coords.shape[1]
         words[:, rank_at] = rank
         words[:, rank_at + 1 : rank_at + 1 + rank] = several.coords[rows]
         self._put(tables, words)
+        # Filled up to words with zeros, which are part of the padding before the first record.
         vtable = record.vtable + bytes(-len(record.vtable) % 4)
         there = np.frombuffer(vtable, "<u4")[None, :]
         self._put(group.vtables[group.numbers > 0], there)

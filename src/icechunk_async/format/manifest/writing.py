@@ -79,6 +79,7 @@ def encode_manifest(
 
     Cost: no Python object per reference.
     """
+    # The order is a contract of the format (spec, `arrays` by node id): readers bisect it.
     nodes = sorted(arrays)
     refs = [arrays[node].narrow() for node in nodes]
     locations = _StringTable([it.locations for it in refs])
@@ -199,6 +200,8 @@ class _ArrayBlock:
     def _group_rows(self) -> list[tuple[tuple[str, ...], Positions | None]]:
         """Return the record shapes in use, as names of fields, and the rows of each."""
         refs = self.refs
+        # One number for each shape of record: the kind, then a bit each for a compressed location,
+        # an ETag and a time.
         key = refs.kinds << 3
         virtual = refs.kinds == Kind.VIRTUAL
         if virtual.any():

@@ -34,6 +34,9 @@ _MAGIC: Final = b"ICASEEK1"
 TRAILER_BYTES: Final = _TRAILER.size
 _PIECE: Final = np.dtype([("packed", "<u4"), ("raw", "<u4"), ("checksum", "<u4")])
 _ARRAY: Final = Struct("<8s5I")
+# Bounds of what is believed of an index, which is read before anything that it could be checked
+# against. Its parts are views of its bytes: a declared count takes no memory that the file does not
+# have.
 _MAX_ARRAYS: Final = 64
 _MAX_RANK: Final = 64
 _MAX_STEP: Final = 1 << 16
@@ -88,6 +91,8 @@ class SeekIndex:
             parts += [it.coords.astype("<u4").tobytes(), it.pieces.astype("<u4").tobytes()]
         body = b"".join(parts)
         size = len(body) + _TRAILER.size
+        # How long the frame's header is, which no piece includes: pieces get another one when they
+        # are decoded alone.
         header = int(self.places[0]) - HEADER_BYTES
         numbers = (len(self), len(self.arrays), self.step, header, _FRAME.size + size)
         trailer = _TRAILER.pack(*numbers, _checksum(body, numbers), _MAGIC)
@@ -107,9 +112,12 @@ class SeekIndex:
         size = index_size(data)
         if size is None or not _FRAME.size + _TRAILER.size <= size <= min(len(data), object_bytes):
             raise _damaged("it is missing")
+        # Trailer first: from the end it says how long the frame is and how its parts divide.
         frame = memoryview(data)[len(data) - size :]
         body, trailer = frame[_FRAME.size : -_TRAILER.size], frame[-_TRAILER.size :]
         *numbers, checksum, _ = _TRAILER.unpack(trailer)
+        # Before anything else is looked at: a file that was cut or mixed up ends here, and forged
+        # ones are bounded by what follows.
         if _checksum(body, numbers) != checksum:
             raise _damaged("its checksum is another")
         if _FRAME.unpack_from(frame) != (_SKIPPABLE, size - _FRAME.size):
@@ -123,9 +131,13 @@ class SeekIndex:
             raise _damaged("its steps are too long")
         raw = pieces["raw"].astype(np.int64)
         places, cuts = _running(pieces["packed"], HEADER_BYTES + header), _running(raw, 0)
+        # The pieces end where this frame begins. An index that was copied behind another file does
+        # not fit.
         if int(places[-1]) != object_bytes - size:
             raise _damaged("the pieces are not the whole object")
         limit = min(MAX_PAYLOAD_BYTES, believable_bytes(object_bytes))
+        # What a piece decompresses to is allocated when it is fetched, and the payload is reserved
+        # when the manifest is opened, by the same bound as for whole files.
         if raw.min() < 1 or raw.max() > MAX_PIECE_BYTES or int(cuts[-1]) > limit:
             raise _damaged("pieces are too small or too large")
         arrays = dict(table.array(step) for _ in range(num_arrays))
@@ -135,6 +147,7 @@ class SeekIndex:
 
     def covering(self, start: int, stop: int) -> range:
         """Return the pieces that hold bytes ``[start, stop)`` of the payload, which has them."""
+        # Pieces are [cut, next cut): a byte at a cut belongs to the piece that begins there.
         first, last = np.searchsorted(self.cuts, [start, stop - 1], side="right").tolist()
         return range(first - 1, last)
 
@@ -150,6 +163,8 @@ class SeekIndex:
                 low = middle + 1
             else:
                 high = middle
+        # `low` is the number of fences that are not above the wanted one. Steps of 4: with 2 such
+        # fences it is in rows [4, 8), with none in no row, if the order is right.
         return range(max(low - 1, 0) * self.step, min(low * self.step, fences.count))
 
     def likely(self, node_id: NodeId, rows: range) -> list[int]:
@@ -158,6 +173,8 @@ class SeekIndex:
         if fences is None or not rows:
             return []
         entries = (fences.first + 4 * rows.start, fences.first + 4 * rows.stop)
+        # The root and arrays lie at the start, so piece 0; then the vtable, the first table and its
+        # location.
         wanted = {0, fences.shape, *fences.pieces[rows.start // self.step].tolist()}
         if entries[1] <= self.cuts[-1]:
             wanted |= set(self.covering(*entries))
@@ -196,6 +213,8 @@ class _Reader:
         """Read the fences of an array."""
         head = _ARRAY.unpack(self.take(_ARRAY.size).tobytes())
         node_id, first, count, rank, num_fences, shape = head
+        # One fence for each step, of which the last may be cut short: `pieces` has a row for each
+        # step that `rows` can name.
         if rank > _MAX_RANK or num_fences != -(-count // step):
             raise _damaged("an array makes no sense")
         coords = self.take(4 * num_fences * rank).view("<u4").reshape(num_fences, rank)
@@ -204,6 +223,7 @@ class _Reader:
 
 
 def _checksum(body: bytes | memoryview, numbers: Sequence[int]) -> int:
+    # Of the trailer, too, with a zero in place of the checksum.
     return zlib.crc32(_TRAILER.pack(*numbers, 0, _MAGIC), zlib.crc32(body))
 
 

@@ -93,6 +93,7 @@ def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pie
     if blocks is None:
         return None
     size = zstandard.frame_header_size(blocks[0])
+    # The frame's header says the size of the whole, and belongs to no piece.
     header, blocks[0] = blocks[0][:size], blocks[0][size:]
     return Pieces(header, blocks, cuts)
 
@@ -116,6 +117,8 @@ def compress_each(
             source_size=max(total, 0),
             threads=_WORKERS,
             job_size=MAX_PIECE_BYTES,
+            # Jobs then begin without the end of the one before as their window: 1 stands for no
+            # overlap, 0 for the default of the level.
             overlap_log=1,
             write_content_size=True,
             **(_QUICK if level in _QUICK_LEVELS else {}),
@@ -128,6 +131,7 @@ def compress_each(
     blocks: list[bytes] = []
     for number, raw in enumerate(raws):
         last = number == len(raws) - 1
+        # A flush ends the job and its last block, so that the next part begins with a new block.
         end = zstandard.COMPRESSOBJ_FLUSH_FINISH if last else zstandard.COMPRESSOBJ_FLUSH_BLOCK
         blocks.append(stream.compress(raw) + stream.flush(end))
     return blocks
@@ -168,6 +172,8 @@ def _decompress(
 ) -> bytes:
     """Decode a piece by itself, without comparing its size and checksum."""
     size = size_bytes.to_bytes(4, "little")
+    # The library allocates the size that this header declares, and refuses other contents. The size
+    # was checked against `MAX_PIECE_BYTES` with the index.
     frame = b"".join([_MAGIC, _ONE_SEGMENT, size, blocks, b"" if last else _LAST_BLOCK])
     try:
         return decompressor.decompress(frame, allow_extra_data=False)

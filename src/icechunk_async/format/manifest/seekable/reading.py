@@ -106,6 +106,7 @@ class _PartialBuffer(Buffer):
         self.present = bytearray(len(index))
         self._edges = index.cuts
         self._cuts: list[int] = index.cuts.tolist()
+        # The full length, so that positions in the payload are positions here.
         self.data = _untouched(self._cuts[-1])
         super().__init__(memoryview(self.data).toreadonly())
 
@@ -113,6 +114,8 @@ class _PartialBuffer(Buffer):
         """Raise AbsentPiecesError unless bytes, known to be in the buffer, are present."""
         if size:
             first = bisect_right(self._cuts, position) - 1
+            # Up to the first cut that is not below the end: a piece that begins at the end is not
+            # needed.
             last = bisect_left(self._cuts, position + size, first + 1)
             absent = [piece for piece in range(first, last) if not self.present[piece]]
             if absent:
@@ -140,11 +143,13 @@ class _PartialBuffer(Buffer):
         """Raise AbsentPiecesError unless all bytes, known to be in the buffer, are present."""
         starts = as_array(positions)
         ends = starts + sizes
+        # Positions of a column lie close together, mostly in pieces that are all there.
         if not len(starts) or self._is_present(int(starts.min()), int(ends.max())):
             return
         firsts = np.searchsorted(self._edges, starts, "right") - 1
         lasts = np.maximum(np.searchsorted(self._edges, ends), firsts + 1)
         absent = np.cumsum(np.frombuffer(self.present, np.uint8) == 0)
+        # Running counts: pieces [first, last) are all there if the count is the same at both.
         absent = np.concatenate([[0], absent])
         lacking = (absent[lasts] > absent[firsts]) & (ends > starts)
         if lacking.any():
@@ -266,6 +271,8 @@ class SeekableManifest:
             # of requests to a service takes as long as fetching megabytes.
             wanted = {*absent.pieces, *self._pieces_of(node_id, rows)}
             raise AbsentPiecesError(sorted(wanted)) from None
+        # Without a lock: a count that threads lose delays by one lookup when the whole file is
+        # read.
         self.finds += 1
         return found
 
@@ -289,6 +296,8 @@ class SeekableManifest:
     def _opened(self) -> _PartialManifest:
         if self._packed is None:
             packed = _PartialManifest(self._buffer)
+            # With a sound index over the pieces of another manifest, references would be those of
+            # another commit.
             if packed.id != self.id:
                 raise FormatError(f"Manifest {self.id} calls itself {packed.id}.")
             self._packed = packed
@@ -342,6 +351,7 @@ class SeekableManifest:
         Cost: time for decompression; other threads may run meanwhile.
         """
         start, stop = extent
+        # A server may send less than was asked for.
         if len(data) != stop - start:
             raise FormatError(f"A manifest of {self.index.places[-1]} bytes or more is truncated.")
         view, places, cuts = memoryview(data), self.index.places, self.index.cuts
@@ -359,6 +369,8 @@ class SeekableManifest:
                 last=piece == len(self.index) - 1,
                 decompressor=decompressor,
             )
+            # Two threads that fetched the same piece write the same bytes, since both passed the
+            # checksum.
             self._buffer.data[at:end] = np.frombuffer(raw, np.uint8)
             if not self._buffer.present[piece]:
                 self._buffer.present[piece] = 1  # after the bytes: other threads may be reading

@@ -110,9 +110,11 @@ def pack_seekable(payload: memoryview, spec_version: int, *, level: int) -> byte
     found = _arrays(payload)
     if found is None:
         return None
+    # Cut where tables begin, so that those of a stretch of rows lie in few pieces.
     cuts = _cut(len(payload), [mark for _, it in found for mark in it.marks()])
     pieces = compress_pieces(payload, cuts, level)
     checksums = None if pieces is None else pieces.checksums(payload)
+    # The pieces did not decode alone: then a plain file is right, and nothing but speed is lost.
     if pieces is None or checksums is None:
         return None
     sizes = np.array([len(blocks) for blocks in pieces.blocks], np.int64)
@@ -174,6 +176,7 @@ def _arrays(payload: memoryview) -> list[tuple[NodeId, _Array]] | None:
             continue
         entries = first + 4 * np.arange(0, count, _STEP, dtype=np.int64)
         array = _Array(first, count, Tables(tables.buffer, tables.buffer.targets(entries)))
+        # Fences are a matrix; strays of another rank have no row in it.
         if not array.is_regular:
             return None
         found.append((NodeId(node.tobytes()), array))
@@ -186,6 +189,8 @@ def _cut(size: int, marks: list[int]) -> list[int]:
     for mark in sorted(marks):
         if mark - chosen[-1] >= _MIN_PIECE_BYTES and size - mark >= _MIN_PIECE_BYTES:
             chosen.append(mark)
+    # A mark too close to the last one is left out. Pieces smaller than that are the tails of
+    # patches, by which `_Patch` counts how often a file was changed.
     chosen.append(size)
     cuts: list[int] = []
     for start, stop in pairwise(chosen):
@@ -256,6 +261,7 @@ class _Patch:
         self._manifest = SeekableManifest(old_id, index)
         # Only frames as this library makes them: of their headers nothing but the size changes.
         header = bytes(data[HEADER_BYTES : int(index.places[0])])
+        # Written pieces have `_MIN_PIECE_BYTES` at least, and a tail has less.
         tails = int(np.count_nonzero(np.diff(index.cuts) < _MAX_TAIL_BYTES))
         known = header[:5] == _FRAME_HEADERS.get(len(header))
         if not known or list(index.arrays) != [node_id] or tails >= _MAX_TAILS:
@@ -274,10 +280,13 @@ class _Patch:
         if len(tail) >= _MAX_TAIL_BYTES or size + len(tail) > MAX_PAYLOAD_BYTES:
             raise _UnfitError
         changes = [(self._manifest.id_place(), bytes(new_id))]
+        # The tail is a manifest that nothing refers to: only its tables are used, by offsets from
+        # the old vector. They point ahead, as FlatBuffers demand.
         for entry, table in zip(entries, _tables(tail[begin - size :]), strict=True):
             changes.append((entry, (begin + table - entry).to_bytes(4, "little")))
         raws = self._changed(changes)
         numbers = sorted(raws)
+        # One stream for all that is new. The last part, the tail, ends the frame.
         blocks = compress_each([*(raws[number] for number in numbers), tail], level)
         if blocks is None:
             raise _UnfitError
@@ -290,10 +299,15 @@ class _Patch:
         parts.append(memoryview(blocks[-1]))
         checksums.append(zlib.crc32(tail))
         cuts = [*index.cuts.tolist(), size + len(tail)]
+        # Both ways in which the file is read are tried before anybody can see it: each new piece
+        # alone, then the frame as a whole, where a copied piece might decode to other bytes than
+        # alone.
         self._check_alone([*numbers, len(index)], parts, cuts, checksums)
         frame = b"".join([self._frame_header(cuts[-1]), *parts])
         _check_whole(frame, cuts, checksums)
         ends = np.cumsum([int(index.places[0]), *map(len, parts)])
+        # Fences stay: no row comes or goes. Those of changed rows name the piece of the old table,
+        # and a wrong guess costs one more round.
         new = SeekIndex(
             ends, np.array(cuts), np.array(checksums, np.uint32), index.step, index.arrays
         )
@@ -311,6 +325,7 @@ class _Patch:
 
     def _have[T](self, ask: Callable[[], T]) -> T:
         """Return the result of a search, decoding the pieces that it needs."""
+        # Each round fetches at least one absent piece, so there are no more rounds than pieces.
         for _ in range(len(self._index) + 1):
             try:
                 return ask()
@@ -327,6 +342,7 @@ class _Patch:
         raws = {0: bytearray(self._piece(0)), last: bytearray(self._piece(last))}
         for position, new in changes:
             pieces = self._index.covering(position, position + len(new))
+            # Bytes across a cut: rare, and writing anew is always right.
             if len(pieces) != 1:
                 raise _UnfitError
             number = pieces.start
