@@ -80,6 +80,7 @@ _SCHEMAS: Final[dict[str, pa.Schema]] = {
 }
 TABLES: Final = tuple(_SCHEMAS)
 """The names of all tables."""
+# The rows of a batch are Python objects until it is made: some tens of megabytes.
 _ROWS: Final = 65_536
 
 
@@ -166,6 +167,7 @@ async def table_batches(
         async for batch in _in_batches(schema, _ops(repository)):
             yield batch
     else:
+        # A time needs a branch. Without any name a session takes `main` by itself.
         alone = as_of is not None and branch is None and ref is None
         chosen = "main" if alone else branch
         session = await repository.readonly_session(
@@ -203,6 +205,7 @@ type _Row = tuple[Any, ...]
 
 
 def _batch(schema: pa.Schema, rows: list[_Row]) -> pa.RecordBatch:
+    # `zip` of no rows has no columns.
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [
         pa.array(list(values), kind) for values, kind in zip(columns, schema.types, strict=True)
@@ -229,6 +232,7 @@ async def _each(rows: Iterator[_Row]) -> AsyncGenerator[_Row]:
 
 
 async def _refs(repository: Repository) -> list[_Row]:
+    # Two looks: a ref that is created between them may be missing, and none is shown twice.
     branches = await repository.branches()
     tags = await repository.tags()
     return [
@@ -245,12 +249,15 @@ async def _ops(repository: Repository) -> AsyncGenerator[_Row]:
 
 
 def _plain(value: object) -> object:
+    # Ids, times and enumerations have no form in JSON.
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 async def _snapshots(repository: Repository, session: Session) -> AsyncGenerator[_Row]:
     async for info in repository.ancestry(snapshot_id=session.snapshot_id):
         parent = None if info.parent_id is None else str(info.parent_id)
+        # Metadata that other programs wrote may have types of MessagePack that JSON lacks, such as
+        # bytes.
         metadata = json.dumps(info.metadata, default=str)
         yield str(info.id), parent, info.flushed_at, info.message, metadata
 
@@ -283,6 +290,7 @@ def _manifests(session: Session, group: str) -> Iterator[_Row]:
         array = base.nodes[path].array
         for ref in () if array is None else array.manifests:
             info = base.manifests.get(ref.manifest_id)
+            # Of a damaged snapshot the table shows what there is. `verify` is what finds damage.
             size, count = (None, None) if info is None else (info.size_bytes, info.num_chunk_refs)
             first = [start for start, _ in ref.extents]
             end = [stop for _, stop in ref.extents]
@@ -291,6 +299,7 @@ def _manifests(session: Session, group: str) -> Iterator[_Row]:
 
 async def _chunks(session: Session, group: str) -> AsyncGenerator[pa.RecordBatch]:
     nodes = session.workspace.base.nodes
+    # Indexed by the numbers of the column, so that no row is looked at alone.
     kinds = np.array([kind.name.lower() for kind in ChunkType])
     for path in _paths(session, group):
         if nodes[path].array is None:
@@ -317,6 +326,7 @@ async def _changes(
     newer = session.snapshot_id
     if since is None:
         since = (await repository.lookup_snapshot(newer)).parent_id
+        # The first snapshot is empty: there is nothing before it, and nothing changed.
         if since is None or newer == INITIAL_SNAPSHOT_ID:
             return
     async for change in repository.changes(since, newer, batch_size=_ROWS):

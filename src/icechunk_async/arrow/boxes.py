@@ -43,6 +43,8 @@ type Span = tuple[int, int]
 type Box = tuple[Span, ...]
 """A half-open range along each dimension."""
 
+# Plans are kept in one process, and travel: a filter that matches every second index must not make
+# one as large as the data.
 _MAX_BOXES: Final = 1024
 
 
@@ -70,6 +72,7 @@ def spans_of(mask: npt.NDArray[np.bool_], chunk: int) -> list[Span]:
     starts = np.arange(0, len(mask), chunk)
     if not len(starts) or not mask.any():
         return []
+    # With chunks of 4, matches at 1, 2 and 9 keep chunks 0 and 2. The spans are [1, 3) and [9, 10).
     kept = np.concatenate([[False], np.logical_or.reduceat(mask, starts), [False]])
     edges = np.flatnonzero(kept[1:] != kept[:-1])
     spans: list[Span] = []
@@ -87,6 +90,7 @@ def boxes_of(spans: Sequence[Sequence[Span]]) -> list[Box]:
     """
     joined = [list(it) for it in spans]
     while prod(map(len, joined)) > _MAX_BOXES:
+        # The dimension with the most ranges becomes one range from its first to its last.
         longest = max(joined, key=len)
         joined[joined.index(longest)] = [(longest[0][0], longest[-1][1])]
     return list(product(*joined))
@@ -113,11 +117,14 @@ def _cut(
     rows = num_rows(box)
     if not rows:
         return
+    # Small enough, or cut along every axis: then it is one chunk, which is never divided.
     if rows <= max_rows or axis == len(box):
         yield box
         return
     start, stop = box[axis]
     row_per_element = rows // (stop - start)
+    # Whole runs of the first axes: parts are long along the last ones, where cells lie side by
+    # side.
     count = max(1, max_rows // (row_per_element * chunks[axis]))
     for part in _pieces(start, stop, chunks[axis], count, breaks if axis == 0 else ()):
         yield from _cut((*box[:axis], part, *box[axis + 1 :]), chunks, max_rows, (), axis + 1)
@@ -126,7 +133,10 @@ def _cut(
 def _pieces(start: int, stop: int, chunk: int, count: int, breaks: Sequence[int]) -> Iterator[Span]:
     """Cut a range into runs of `count` chunks; a run ends at a break in its second half."""
     while start < stop:
+        # At a multiple of the chunk, also if the range begins within one: 5 of chunks of 4 ends at
+        # 8.
         end = (start // chunk + count) * chunk
+        # In the second half only, so that many small manifests do not make many small parts.
         half = start + (end - start + 1) // 2
         place = int(np.searchsorted(breaks, end, side="right")) - 1
         if place >= 0 and breaks[place] >= half:
@@ -256,6 +266,8 @@ def outside(kept: Sequence[npt.NDArray[np.bool_]], shape: Sequence[int]) -> Iter
         lost[: len(mask)] = ~mask
         before = [runs(it) for it in kept[:axis]]
         after = [[(0, size)] for size in shape[axis + 1 :]]
+        # Each cell is in one box: that of its first axis that does not keep it. Axes before are
+        # kept, and those after may be either.
         yield from product(*before, runs(lost), *after)
 
 
@@ -300,6 +312,8 @@ def boxes_of_cells(cells: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         cells: distinct coordinates, `(n, dimensions)`.
     """
     found = np.stack([cells, cells.astype(np.int64) + 1], axis=2).astype(np.int64)
+    # Along the last axis first, as C order has neighbours there: (0, 0), (0, 1), (1, 0), (1, 1)
+    # become two rows, and these one box.
     for axis in reversed(range(found.shape[1])):
         found = _joined(found, axis)
     return found
@@ -310,6 +324,8 @@ def _joined(boxes: npt.NDArray[np.int64], axis: int) -> npt.NDArray[np.int64]:
     if len(boxes) < 2:
         return boxes
     others = np.delete(boxes, axis, axis=1).reshape(len(boxes), -1)
+    # The last key counts most: sorted by the other axes, then along this one, so that neighbours
+    # are adjacent rows.
     order = np.lexsort((boxes[:, axis, 0], *others.T[::-1]))
     boxes, others = boxes[order], others[order]
     follows = (others[1:] == others[:-1]).all(axis=1)

@@ -64,6 +64,7 @@ class _Kept(BackendArray):
             start, stop, step = (
                 it.indices(length) if isinstance(it, slice) else (int(it), int(it) + 1, 1)
             )
+            # A reversed or thinned part is rare, and would need more than it returns.
             if step != 1:
                 return self._variable[key].to_numpy()
             wanted.append((start, stop))
@@ -87,6 +88,8 @@ class _Kept(BackendArray):
             return wanted, self._variable[_slices(wanted)].to_numpy()
         values = self._variable[_slices(box)].to_numpy()
         values.flags.writeable = False  # of all who are given a part of them
+        # One assignment of a pair: a thread that reads it meanwhile sees the old box with its
+        # values, or the new one with its own.
         self._last = box, values
         return box, values
 

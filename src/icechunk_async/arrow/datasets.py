@@ -209,6 +209,7 @@ class _Table:
         return cls(source, arrays, fragment_bytes, dataset, shape, schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The open group does not travel: another process opens it, of the same snapshot.
         return _Table.open, (self.source, self.arrays, self.fragment_bytes)
 
     @property
@@ -270,6 +271,8 @@ class _Table:
         self, names: Sequence[str], filtered: Filtered | None, batch_size: int | None
     ) -> RowPlan:
         """Return the reading of some columns of the rows that a filter may keep."""
+        # Along each dimension for itself: whether a filter may keep an index, whatever the others
+        # are.
         masks = [
             axis_mask(filtered, dim, self._coordinates(dim, (0, length)))
             if filtered is not None and dim in filtered.refers
@@ -296,6 +299,8 @@ class _Table:
         kept = None
         if filtered is not None and self.shape.dims and self.source.decode:
             columns = map(self.shape.column, filtered.refers)
+            # Statistics of arrays with fewer dimensions are of coordinates, which masks have
+            # decided.
             whole = [it for it in columns if it.variable and set(it.dims) == set(self.shape.dims)]
             kept = chunk_mask(self.source.session(), plan, filtered, whole) if whole else None
         if kept is None:
@@ -371,6 +376,7 @@ class ArrayDataset(RowDataset):
         """Return parts of whole chunks that can be read apart, without those a filter excludes."""
         with translated():
             parts = self._table.parts(joined(self._filter, filter))
+        # A generator, but planned at once: errors come from this call.
         return (ArrayFragment(self._table, boxes, self._filter) for boxes in parts)
 
     def _translated(self) -> AbstractContextManager[None]:

@@ -98,6 +98,8 @@ def axis_mask(filtered: Filtered, name: str, values: pa.Array[Any]) -> Mask:
     """
     mask = np.zeros(len(values), bool)
     spans: list[Span] = [(0, len(values))] if len(values) else []
+    # Halved level by level, and all ranges of a level are asked about together: a call of Arrow
+    # costs more than a range.
     while spans:
         kept = may_match(
             filtered.expression,
@@ -109,6 +111,8 @@ def axis_mask(filtered: Filtered, name: str, values: pa.Array[Any]) -> Mask:
             halved: list[Span] = spans
             whole: list[Span] = []
         else:
+            # Matches in a row are mostly whole. Only where a run of them begins or ends is it worth
+            # looking closer.
             halved, whole = _edges(spans)
         for start, stop in whole:
             mask[start:stop] = True
@@ -279,14 +283,17 @@ class _Known:
             low = self._shown(rows["low"], has_values)
             high = self._shown(rows["high"], has_values)
         if self.array.meaning.is_reversed:
+            # Packed by a negative scale: the least stored number is the greatest value.
             low, high = high, low
         unshown: Any = pc.or_(low.is_null(), high.is_null())
+        # A bound that the table has no value for, such as a time beyond its type, says nothing.
         known = known & ~(has_values & unshown.to_numpy(zero_copy_only=False))
         return ChunkBounds(self.column, known, has_values, rows["nulls"] > 0, low, high)
 
     def _shown(self, bounds: npt.NDArray[Any], chosen: Mask) -> pa.Array[Any]:
         """Return bounds of stored numbers as the table has them: xarray decodes them as values."""
         meaning = self.array.meaning
+        # Chunks without values have bytes that mean nothing, and may not decode.
         numbers = np.where(chosen, bounds, bounds.dtype.type(0)).astype(meaning.numbers)
         if self.column.marked and not pa.types.is_floating(self.column.type):
             return to_arrow(numbers, self.column.type)  # decoding would make doubles of them
@@ -304,6 +311,7 @@ class _Known:
             text_of(it) for it in np.where(chosen, rows["high"], b"").tolist()
         ]
         for at in np.flatnonzero(chosen & (rows["cut"] & HIGH_CUT > 0)).tolist():
+            # A bound that was cut is less than the text it stands for. Its successor is not.
             highs[at] = successor(highs[at] or "")
         return pa.array(lows, pa.string()), pa.array(highs, pa.string())
 
@@ -317,6 +325,7 @@ async def _known(
     except InvalidInputError:
         return None  # its values have no order
     order = [plan.shape.dims.index(dim) for dim in column.dims]
+    # Statistics are of the array's chunks, and the mask is of the table's grid.
     if array.chunks != tuple(plan.grid.chunks[axis] for axis in order):
         return None
     if array.meaning.is_text and column.type != pa.string():

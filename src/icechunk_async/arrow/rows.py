@@ -95,6 +95,8 @@ class RowPlan:
             for it in self.schema
         )
         width, whole = sum(width for _, width in columns), 0
+        # From the smallest: as long as a column's cells are fewer than the rows, it counts once as
+        # a whole, and no longer for each row.
         for cells, own in columns:
             if whole + width * cells >= size_bytes:
                 break
@@ -192,6 +194,7 @@ def one_ahead[T, R](
                 begun = pool.submit(copy_context().run, work, item)
             yield done.pop()  # which is not referred to here while it is in use
     finally:
+        # Waiting on the thread that is waited for would never end.
         pool.shutdown(wait=_may_wait(), cancel_futures=True)
 
 

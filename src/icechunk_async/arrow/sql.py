@@ -79,6 +79,7 @@ def connect(
                 "such as old=main~1."
             )
     repository = open_repository(source, storage_options)
+    # In memory: nothing is written, and the tables vanish with it.
     connection = duckdb.connect()
     made: list[str] = []
     for name, wanted in refs.items():
@@ -90,6 +91,7 @@ def connect(
                 connection.register(found, _read(repository, session, table))
                 made.append(found)
         for found, group, arrays in _groups(session, name, made, named_in):
+            # DuckDB holds the dataset and asks it for the columns and filters of each statement.
             connection.register(found, dataset(session, group, arrays=arrays))
             made.append(found)
     return connection
@@ -114,6 +116,7 @@ def _groups(
             continue
         kinds = table_kinds(open_group(ArrayGroup(session, group)))
         for number, (dims, arrays) in enumerate(kinds.items()):
+            # Groups `a/b` and `a_b` have one name in SQL.
             found = free_name(group_name(start, group or ROOT, dims, first=not number), names)
             names.add(found)
             if named_in is None or _has_word(named_in, found):

@@ -188,6 +188,7 @@ def _marks_of(array: zarr.Array[Any], variable: xarray.Variable) -> npt.NDArray[
         it: Any = attributes.get(name, [])
         given += it if isinstance(it, list) else [it]
     limits = np.iinfo(array.dtype)
+    # A mark that is no integer of the type marks nothing exactly: xarray's doubles stay.
     if not all(type(it) is int and limits.min <= it <= limits.max for it in given):
         return None
     return np.array(given, array.dtype.newbyteorder("="))
@@ -206,6 +207,7 @@ def unique_dims(
     `x_2`, after its first, `x`. One whose name is that of an array which is not its coordinate is
     `x_index`. Where arrays differ in the length of a dimension, each gets a separate one.
     """
+    # Also names that nothing needs yet: a new name must not become that of an array.
     taken = {*named, *(it for names in named.values() for it in names if it)}
     lengths: dict[str, int] = {}
     found: dict[str, tuple[str, ...]] = {}
@@ -219,6 +221,8 @@ def unique_dims(
             times[dim] += 1
             if times[dim] > 1:
                 dim = _free(f"{dim}_{times[dim]}", taken)
+            # The first array keeps the name, in the order of the group, which is that of paths: the
+            # same in each process.
             if lengths.setdefault(dim, length) != length:
                 dim = f"{name}_{dim}"
                 lengths[dim] = length
@@ -580,6 +584,8 @@ def to_arrow(
     values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False))
     if kind in "US":
         return pa.array(values.tolist(), wanted)
+    # Arrow wants native byte order, and copies nothing then. `from_pandas` makes NaN null in the
+    # same pass.
     array = pa.array(values, from_pandas=nan_as_null and kind == "f")
     return array if array.type == wanted else array.cast(wanted)
 
@@ -773,6 +779,7 @@ def _repeated(values: pa.Array[Any], every: int, start: int, stop: int) -> pa.Ar
 def _cycled(values: npt.NDArray[Any], every: int, start: int, stop: int) -> npt.NDArray[Any]:
     period = len(values) * every
     if period <= stop - start:
+        # With values a b c, each twice, rows 4 to 9 are: c c | a a b.
         first = start % period
         times = -(-(first + stop - start) // period)
         return np.tile(np.repeat(values, every), times)[first : first + stop - start]
@@ -793,6 +800,8 @@ def _load(
     if not column.variable:
         return at[column.dims[0]]
     variable = dataset.variables[column.name]
+    # One slice for each dimension, and the places are taken from it: lazy arrays decode whole
+    # chunks anyway, and reading single places would decode a chunk for each.
     spans = {dim: slice(int(at[dim][0]), int(at[dim][-1]) + 1) for dim in column.dims}
     ordered = [dim for dim in dims if dim in column.dims]
     values = values_of(variable.isel(spans).transpose(*ordered))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Home", "open_cube"]
 
 DIMENSION: Final = "known_at"
+# Dask's own default (`array.chunk-size`).
 _BLOCK_BYTES: Final = 128 << 20
 _COMPARED_VERSIONS: Final = 64
 
@@ -174,6 +175,7 @@ def _fill_value(cube: CubeArray) -> Any:
 def _variable(home: Home, cube: CubeArray) -> xarray.Variable:
     attributes = cube.attributes
     for name in ("coordinates", "_FillValue"):
+        # `coordinates` names arrays that may not be in the cube; `_FillValue` comes back decoded.
         attributes.pop(name, None)
     masked = _fill_value(cube)
     if masked is not None:
@@ -199,6 +201,7 @@ def _blocks(cube: CubeArray) -> dict[str, int]:
 
     A block reads each chunk that its versions share once.
     """
+    # An axis of length 0 has chunks of that length or more, and Dask has no block of length 0.
     sizes = [max(1, min(pair)) for pair in zip(cube.chunk_shape, cube.shape[1:], strict=True)]
     each = math.prod(sizes) * cube.dtype.itemsize
     versions = max(1, min(cube.shape[0], _BLOCK_BYTES // max(each, 1)))
@@ -220,6 +223,7 @@ async def _coordinates(
         own = _dimensions(cube)
         if any(sizes.get(it) != size for it, size in zip(own, cube.shape, strict=True)):
             continue
+        # One state means equal values without a look at them.
         if len(track.states) == 1 and own != (DIMENSION, name):
             yield _Coordinate(name, cube, int(np.flatnonzero(track.rows >= 0)[-1]))
         else:
@@ -232,9 +236,12 @@ async def _common_values(engine: Engine, cube: CubeArray) -> npt.NDArray[Any] | 
     Memory: those of 64 versions.
     """
     states, whole = cube.track.states, [slice(None)] * (len(cube.shape) - 1)
+    # Arrays mostly grow. The largest state then has what each of the others has a part of.
     largest = max(range(len(states)), key=lambda it: math.prod(states[it].shape))
     if states[largest].shape != cube.shape[1:]:
         return None  # each is the largest along some axis only
+    # One version for each state: versions that share a state have the same bytes, and are read
+    # once.
     firsts = [int(np.flatnonzero(cube.track.rows == it)[0]) for it in range(len(states))]
     expected = await cube.read(engine, (firsts[largest], *whole))
     for start in range(0, len(states), _COMPARED_VERSIONS):

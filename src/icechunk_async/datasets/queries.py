@@ -75,6 +75,8 @@ class Answers:
         self.question = question
         self._handle = handle
         self._native = native
+        # Set after the values (`_keep`). Threads and loops have separate locks: two may ask for the
+        # same, of one snapshot, and write equal values.
         self._known = np.zeros(question.shape, bool)
         self._values = {
             name: np.zeros(question.shape, question.dtype(name)) for name in question.names
@@ -111,6 +113,7 @@ class Answers:
         if turns is None:
             turns = WeakKeyDictionary()
             _TURNS.set(turns)
+        # No lock between loops: a waiter would be woken on the loop of another thread.
         return turns.setdefault(self, anyio.Lock())
 
     async def _asking(self, part: Box) -> dict[str, Any]:
@@ -120,6 +123,8 @@ class Answers:
         """Return the part around what a key names; None if that is known, or nothing."""
         if np.all(self._known[key]):
             return None
+        # A box around the key, without its steps: a query takes boxes, and what is more is known
+        # afterwards.
         spans = [
             range(length)[it] if isinstance(it, slice) else (it,)
             for it, length in zip(key, self.question.shape, strict=True)
@@ -170,6 +175,7 @@ def answer_dataset(answers: Answers, around: xarray.Dataset | None) -> xarray.Da
     coords: dict[str, xarray.Variable] = {}
     for name, size in zip(question.dims, question.sizes, strict=True):
         if around is not None and name in around.coords:
+            # The coordinate of a block of `size` cells is that of its first.
             coords[name] = around.variables[name][::size]
     return xarray.Dataset(variables, coords=coords)
 
@@ -259,9 +265,11 @@ class Part:
 
 def _check_doubles(integers: Any) -> None:
     """Raise InvalidInputError if an integer has no double that is equal to it."""
+    # The least int64 has no positive one, and stays; as uint64 it is 2**63, which is right.
     magnitudes = np.abs(integers).astype(np.uint64)
     large = magnitudes[magnitudes > _EXACT_DOUBLES]
     # Zeros at the end of a binary number belong to the exponent.
+    # `x & -x` is the lowest bit that is set. 2**53 + 2 is 2 * (2**52 + 1), and so a double.
     rounded = large // (large & (~large + np.uint64(1))) > _EXACT_DOUBLES
     if rounded.any():
         value = int(integers[magnitudes > _EXACT_DOUBLES][rounded][0])
@@ -290,6 +298,7 @@ class Selected(BackendArray):
     ) -> None:
         """Read from a session when values are asked for."""
         self.shape = variable.shape
+        # As xarray's `where` does: integers become doubles, since no integer can be missing.
         self.dtype, _ = dtypes.maybe_promote(variable.dtype)
         self.session = session
         self.conditions = conditions

@@ -40,6 +40,7 @@ __all__ = [
 
 BATCH_ROWS: Final = 131_072
 """The most rows of a batch, unless another number is given; as pyarrow has it."""
+# DuckDB, Polars and Dask pass some of these on.
 _IGNORED: Final = frozenset(
     {
         "batch_readahead",
@@ -126,6 +127,8 @@ class RowScanner:
         if columns is not None:
             self._columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
         self._filter = expression
+        # By Arrow itself, on no rows: the names and types of computed columns, and errors before
+        # anything is read.
         self._projected = self._shown(schema.empty_table()).schema
 
     @property
@@ -146,6 +149,7 @@ class RowScanner:
         """
         with Shortened(), self._translated(), closing(self._batches):
             for batch in self._batches:
+                # A batch at a time, so that a caller who has enough leaves the rest unread.
                 found = self._shown(pa.Table.from_batches([batch])).to_batches()
                 yield from (it for it in found if it.num_rows)
 
@@ -225,6 +229,7 @@ class RowReading(ABC):
         The thread that asks for the first rows reads them, and no more. Later ones may be read
         ahead on another thread, which ends when the rows are used up or closed.
         """
+        # Arguments that would change rows must not pass in silence.
         unknown = ignored.keys() - _IGNORED
         if unknown:
             raise TypeError(f"Datasets of this library have no argument {min(unknown)!r}.")
@@ -341,6 +346,8 @@ class RowDataset(RowReading, ds.FileSystemDataset):
         """Put a file below that cannot be opened."""
         no_files = fs.PyFileSystem(_NoFiles())
         form = ds.IpcFileFormat()
+        # One fragment, since a dataset without files would be empty to those who look there: DuckDB
+        # would show no rows instead of an error.
         super().__init__([form.make_fragment("rows", no_files)], schema, form, no_files)
 
     @abstractmethod

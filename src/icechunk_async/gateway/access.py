@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ANONYMOUS", "Grant", "Grants", "read_grants"]
 
 ANONYMOUS: Final = "anonymous"
+# Of the letters that HTTP carries 16 random ones are 96 bits and more, which nobody guesses.
 _SHORTEST: Final = 16
 """Letters of a token."""
 _FIELDS: Final = {"principal", "token", "paths", "refs"}
@@ -76,8 +77,11 @@ class Grant:
         """Return whether it lets somebody read a target."""
         if not any(is_within(target.path, top) for top in self.paths):
             return False
+        # The list of refs shows all names, so that only a grant for all refs opens it.
         if target.ref is None:
             return "*" in self.refs
+        # Not `fnmatch`, which ignores case on some systems, where a branch `Main` would pass for
+        # `main`.
         return any(fnmatchcase(str(target.ref), pattern) for pattern in self.refs)
 
 
@@ -128,9 +132,11 @@ class Grants:
                 raise BadRequest(
                     401, "The header Authorization names no token that is known here.", _CHALLENGE
                 )
+            # A token must not take away what everybody may read.
             mine, name = [*known, *self._public], known[0].principal
         if any(it.allows(target) for it in mine):
             return name
+        # 401 asks for a token, 403 says that another request with this one is of no use.
         if authorization is None:
             raise BadRequest(
                 401,
@@ -157,6 +163,8 @@ def read_grants(text: str, where: str) -> list[Grant]:
     except tomllib.TOMLDecodeError as error:
         raise InvalidInputError(f"{where!r} is not a TOML document: {error}.") from error
     tables = document.get("grant")
+    # Strict: a misspelt table that is skipped would leave a grant out, or none, which means
+    # everybody.
     if set(document) != {"grant"} or not isinstance(tables, list) or not tables:
         raise InvalidInputError(
             f"{where!r} has no grants, or more than these. It is made of tables [[grant]], each "

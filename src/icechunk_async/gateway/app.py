@@ -192,7 +192,10 @@ class Gateway:
         else:
             self._location = repository
         self._stack: AsyncExitStack | None = None
+        # It binds to a loop at its first wait, so that a gateway may be made before the server's
+        # loop runs.
         self._slots = asyncio.Semaphore(limits.concurrent)
+        # Changed between awaits only, by one loop: no lock is needed.
         self._waiting = self._running = 0
         self._closing = False
         self._idle = asyncio.Event()
@@ -211,6 +214,8 @@ class Gateway:
             async with AsyncExitStack() as stack:
                 opened = Repository.open(self._location, **self._opening)
                 self._contents = self._look_into(await stack.enter_async_context(opened))
+                # If opening fails or is cancelled, the stack closes what is open. From here on
+                # `__aexit__` does.
                 self._stack = stack.pop_all()
         return self
 
@@ -219,8 +224,11 @@ class Gateway:
         self._closing = True
         with anyio.move_on_after(self._limits.deadline_seconds):
             while self._running:
+                # No await since the look at `_running`: the last request sets the event after this,
+                # or has ended.
                 self._idle.clear()
                 await self._idle.wait()
+        # Taken before the await, so that closing twice closes once.
         stack, self._stack = self._stack, None
         if stack is not None:
             self._contents = None
@@ -253,6 +261,7 @@ class Gateway:
 
     async def _serve(self, scope: Scope, send: Send) -> None:
         raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+        # Cut: both are text of strangers, and go into the log.
         entry = _Entry(
             str(scope["method"])[:20], raw[:200].decode("latin-1"), began_us=clock.elapsed_us()
         )
@@ -283,6 +292,8 @@ class Gateway:
                             reply, body = self._cors.preflight(origin), b""
                         else:
                             await self._take_slot()
+                            # Set right after the wait, without an await between: a deadline cannot
+                            # come in between and lose the slot.
                             holds = True
                             reply, body = await self._reply(target, headers, entry)
                     except Exception as error:  # noqa: BLE001 -- every error gets a reply
@@ -340,6 +351,7 @@ class Gateway:
             raise BadRequest(503, "The repository is not open.", {"Retry-After": "1"})
         if target.ref is None:
             return await _representation(await contents.index(), headers, self._scope, entry)
+        # Once for a request, so that its document, its headers and its log are of one snapshot.
         session = await contents.session(target.ref)
         if session is None:
             raise BadRequest(404, f"There is no {target.ref.kind} {target.ref.name[:100]!r}.")
@@ -389,6 +401,7 @@ class Gateway:
                     entry.sent_bytes = start
                     if not more:
                         return
+                    # For each piece anew: a slow client may take long, and a stalled one may not.
                     deadline.reschedule(asyncio.get_running_loop().time() + seconds)
         except TimeoutError:
             _log.warning(
@@ -442,11 +455,13 @@ async def _representation(
         given["Cache-Control"] = "no-store"
     else:
         given["ETag"] = found.etag
+    # Before ranges, as RFC 9110 orders it (section 13.2.2).
     if is_unchanged(headers, found.etag):
         return Reply(304, given), b""
     given["Content-Type"] = found.media_type
     if found.media_type == PAGE_TYPE:
         given["Content-Security-Policy"] = POLICY
+    # Ranges are defined for GET alone (RFC 9110, section 14.2).
     wanted = parse_range(headers, found.etag) if entry.method == "GET" else None
     start, stop = slice_range(wanted, size)
     if wanted is not None and start == stop:

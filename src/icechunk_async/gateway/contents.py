@@ -36,7 +36,9 @@ __all__ = ["CHUNK", "DOCUMENT", "PAGE_TYPE", "Contents", "Found", "consolidated_
 DOCUMENT: Final = "application/json"
 PAGE_TYPE: Final = "text/html; charset=utf-8"
 CHUNK: Final = "application/octet-stream"
+# Each holds a snapshot: of large hierarchies some megabytes.
 _SESSIONS: Final = 64
+# Strangers choose the names, and names that do not exist are kept as well.
 _REFS: Final = 1024
 _DOCUMENTS_BYTES: Final = 32 << 20
 _LARGEST_BYTES: Final = 8 << 20
@@ -88,6 +90,7 @@ class Contents:
         self._refresh_us = int(refresh_seconds * 1e6)
         self._consolidated = consolidated
         self._sessions: WeightedCache[SnapshotId, Session] = WeightedCache(_SESSIONS)
+        # Many readers open a new snapshot at once; one of them loads it.
         self._loading: SingleFlight[SnapshotId, Session] = SingleFlight()
         self._targets: WeightedCache[Ref, tuple[int, SnapshotId | None]] = WeightedCache(_REFS)
         self._looking: SingleFlight[Ref, SnapshotId | None] = SingleFlight()
@@ -127,12 +130,15 @@ class Contents:
         return await self._looking.run(ref, lambda: self._look_up(ref))
 
     async def _look_up(self, ref: Ref) -> SnapshotId | None:
+        # From before the request: what it brings was true then, not when it arrived.
         began = clock.elapsed_us()
         look = self.repository.lookup_tag if ref.kind == "tag" else self.repository.lookup_branch
         try:
             found = await look(ref.name)
         except (NotFoundError, InvalidObjectKeyError):  # in format 1 a name is part of a key
             found = None
+        # A name that does not exist is kept as well: each request for it would else be one to the
+        # storage.
         self._targets.put(ref, (began + self._refresh_us, found), 1)
         return found
 
@@ -185,6 +191,7 @@ class Contents:
         if isinstance(ref, InlineChunk):
             data = bytes(ref.data)
             return Found(len(data), CHUNK, _etag(data), data)
+        # Only where the chunk is: a HEAD, or a client that has it, reads no byte.
         chunk = (workspace, ref, parsed.path, parsed.coords)
         return Found(ref.length, CHUNK, _etag_of(ref), chunk=chunk)
 
@@ -224,6 +231,7 @@ def consolidated_document(workspace: Workspace, path: str) -> bytes:
     paths = nodes.paths
     below: dict[str, bytes] = {}
     total = len(group.user_data)
+    # Paths are sorted, so that those below a group follow each other.
     for number in range(bisect_left(paths, start), len(paths)):
         if not paths[number].startswith(start):
             break
@@ -233,6 +241,7 @@ def consolidated_document(workspace: Workspace, path: str) -> bytes:
         assert node is not None
         below[node.path] = node.user_data
         total += len(node.user_data)
+        # While collecting: a hierarchy of millions must not be in memory before it is refused.
         if total > _LARGEST_BYTES or len(below) > _MOST_NODES:
             return group.user_data
     inside = {path, *below}
@@ -272,6 +281,7 @@ def _etag_of(ref: NativeChunk | VirtualChunk) -> str | None:
     then reading fails. So a commit elsewhere leaves the ETags of a branch's chunks unchanged.
     """
     if isinstance(ref, NativeChunk):
+        # Offset and length too: several chunks may be in one packed object.
         return f'"{ref.chunk_id}-{ref.offset}-{ref.length}"'
     if ref.etag is None and ref.last_modified is None:
         return None

@@ -199,6 +199,7 @@ async def _draw(session: Session, node: Node) -> Slice:
         return Slice(node.path, f"No picture: it cannot be read here ({type(error).__name__}).")
     values = found.reshape((1, -1) if found.ndim == 1 else found.shape)
     step = max(1, -(-max(values.shape) // _SIDE))
+    # Every n-th cell, not averages: the picture shows values that are there.
     values = values[::step, ::step]
     finite = values[np.isfinite(values)]
     if not finite.size:
@@ -220,6 +221,7 @@ def _window(shape: tuple[int, ...], chunks: list[int]) -> tuple[int, ...]:
         count, cells = math.prod(counts), math.prod(counts) * math.prod(sizes)
         return count > _MOST_CHUNKS or (count > 1 and cells > _MOST_CELLS)
 
+    # The axis that spans most chunks is halved, so that this ends: one chunk is never too much.
     while too_much():
         axis = max(range(len(window)), key=lambda it: window[it] / sizes[it])
         window[axis] = max(window[axis] // 2, 1)

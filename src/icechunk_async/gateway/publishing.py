@@ -109,6 +109,7 @@ async def publish_static(
     mixture of two snapshots; publish again to mend it. Readers of a branch see such a mixture
     while it is updated; tags and snapshots have none.
     """
+    # Snapshots are fixed before anything is written: a branch may move meanwhile.
     found = await _find(repository, refs)
     await _check_page_is_free(repository, found)
     request = Request(destination, dict(storage_options or {}), repository.config, {})
@@ -130,6 +131,7 @@ async def _find(repository: Repository, refs: Collection[str]) -> dict[Ref, Snap
     found: dict[Ref, SnapshotId] = {}
     for text in refs:
         kind = "branch" if text in branches else "tag" if text in tags else None
+        # Names first: a branch may be called like the id of a snapshot.
         ref = parse_ref(text) if kind is None else Ref(kind, text)
         if ref is not None and ref.kind == "snapshot":
             found[ref] = (await repository.lookup_snapshot(ref.name)).id
@@ -219,6 +221,8 @@ class _Publication:
         """Write one ref: chunks, then documents, the root's last, then the page."""
         session = await self.repository.readonly_session(snapshot_id=snapshot_id)
         before = await self._before(ref)
+        # Noted before the first file: after an interruption nobody takes a mixture of two snapshots
+        # for one.
         self.note[str(ref)] = None
         await self._write_note()
         self.written = self.kept = 0
@@ -227,6 +231,7 @@ class _Publication:
         keys = await self._write_contents(contents, session, before, folder)
         page = await snapshot_page(self.repository, session, ref, self._link)
         await self._put(folder + PAGE, page.encode())
+        # After documents: readers of the new ones need none of what is deleted.
         deleted = await self._delete_others(folder, {*keys, PAGE})
         await self.storage.sync()
         self.note[str(ref)] = str(snapshot_id)
@@ -285,6 +290,8 @@ class _Publication:
                 await write_batch()
         await write_batch()
         await self.storage.sync()
+        # From the deepest: a group that names others is written once they are there, and the root
+        # last of all.
         for depth in sorted({key.count("/") for key in documents}, reverse=True):
             level = [key for key in documents if key.count("/") == depth]
             await bounded_map(write, level, limit=_AT_ONCE)
@@ -296,6 +303,8 @@ class _Publication:
         found = await contents.find(session, key)
         if found is None:
             return
+        # Two ETags of equal places mean equal bytes, so that the file is right without reading
+        # either.
         if before is not None and found.etag is not None and found.media_type == CHUNK:
             old = await contents.find(before, key)
             if old is not None and old.etag == found.etag:
@@ -313,6 +322,8 @@ class _Publication:
         listed = self.storage.list_prefix(folder)
         async with closing(listed):
             found = [it.key async for it in listed if isinstance(it, ObjectInfo)]
+        # Listed, not compared with the snapshot before: an interrupted publication left files that
+        # no note names.
         doomed = [key for key in found if key[len(folder) :] not in keys]
         for failure in await self.storage.delete(doomed):
             raise failure.error

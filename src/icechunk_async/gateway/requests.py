@@ -62,7 +62,10 @@ _LONGEST_TARGET: Final = 4096
 """Bytes."""
 _LONGEST_HEADERS: Final = 32 << 10
 """Bytes, names included."""
+# A header may list thousands of overlapping ranges, which has brought servers down (CVE-2011-3192).
 _MOST_RANGES: Final = 16
+# Servers in front may read the first of two, and this one the last: who may read must not depend on
+# it.
 _SINGLE: Final = frozenset({"authorization", "range", "if-range"})
 _USED: Final = {it.encode(): it for it in (*_SINGLE, "if-none-match", "origin")}
 _ODD: Final = frozenset({"", ".", ".."})
@@ -113,6 +116,7 @@ class Ref:
     @property
     def is_fixed(self) -> bool:
         """Whether it names the same snapshot for ever."""
+        # A tag cannot be moved, and the name of a deleted one cannot be given again.
         return self.kind != "branch"
 
 
@@ -155,6 +159,7 @@ def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
         BadRequest: they are too long, or one that must be single is there twice.
     """
     given: Sequence[tuple[bytes, bytes]] = scope["headers"]
+    # Servers bound heads too, but a gateway may be mounted in one that does not.
     if sum(len(name) + len(value) for name, value in given) > _LONGEST_HEADERS:
         raise BadRequest(431, f"The headers of the request exceed {_LONGEST_HEADERS} bytes.")
     found: dict[str, str] = {}
@@ -240,6 +245,7 @@ def parse_ref(text: str) -> Ref | None:
     if dot and kind in {"branch", "tag"} and name:
         return Ref(kind, name)
     try:
+        # The alphabet of ids is Crockford's, in capitals. Paths are often typed.
         return Ref("snapshot", str(SnapshotId.parse(text.upper())))
     except InvalidInputError:
         return None
@@ -315,6 +321,7 @@ def is_unchanged(headers: Mapping[str, str], etag: str | None) -> bool:
     given = headers.get("if-none-match")
     if given is None or etag is None:
         return False
+    # By the weak comparison, which `If-None-Match` has: `W/` before a tag does not count.
     return given.strip() == "*" or etag in _ETAG.findall(given)
 
 
@@ -376,6 +383,8 @@ class Cors:
     def headers(self, origin: str | None) -> dict[str, str]:
         """Return the headers of a reply to a page of ``origin``."""
         if self._all:
+            # Safe with a star: browsers send tokens of pages only by scripts that have them, and
+            # never cookies.
             allowed = {"Access-Control-Allow-Origin": "*"}
         elif origin in self._origins:
             allowed = {"Access-Control-Allow-Origin": str(origin), "Vary": "Origin"}

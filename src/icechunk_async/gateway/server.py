@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["listening", "run", "url_of"]
 
+# As uvicorn's own default.
 _BACKLOG: Final = 2048
 _LONGEST_HEAD: Final = 64 << 10
 """Bytes of a request's line and headers; the gateway refuses less in a sentence."""
@@ -46,6 +47,8 @@ def listening(host: str, port: int) -> Generator[socket.socket]:
         raise _cannot_listen(host, port, error) from error
     with listener:
         try:
+            # A restarted server would else wait minutes for connections of the last one to time
+            # out.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen(_BACKLOG)
@@ -92,6 +95,7 @@ async def run(gateway: Gateway, listener: socket.socket, *, deadline_seconds: fl
             loop = asyncio.get_running_loop()
 
             def stop(number: signal.Signals) -> None:
+                # The second signal finds `should_exit` set by the first.
                 self.force_exit = self.should_exit
                 self.should_exit = True
                 self.interrupted = number == signal.SIGINT
@@ -155,6 +159,7 @@ def _bounded_protocol() -> Any:
 
         def data_received(self, data: bytes) -> None:
             """Count what came of a head that is not complete."""
+            # The parser first: what completes the head in this piece must not count.
             super().data_received(data)
             if self.in_head and not self.transport.is_closing():
                 self.head_bytes += len(data)

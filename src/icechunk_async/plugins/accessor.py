@@ -155,6 +155,8 @@ class IcechunkAccessor:
                     "where to commit: commit(message, branch='main')."
                 )
         session = self.repository.writable_session(chosen, deduplicate=True)
+        # The commit below refuses if the branch moves after this look, so that no commit of others
+        # is overwritten unseen.
         if session.snapshot_id != self.snapshot_id:
             with translated():
                 raise ConflictError(
@@ -165,6 +167,8 @@ class IcechunkAccessor:
                     expected_parent=self.snapshot_id,
                     actual_parent=session.snapshot_id,
                 )
+        # In the mode `w` arrays are made anew, and chunks and codecs are those of the values, not
+        # of the arrays that were read.
         plain = self._dataset.drop_encoding() if mode == "w" else self._dataset.copy(deep=False)
         plain.encoding = {}
         where = origin.group if group is None else group

@@ -40,6 +40,8 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
     """
 
     protocol: ClassVar[tuple[str, ...]] = SCHEMES
+    # fsspec would keep instances by their arguments, and a branch would stay at an old tip for the
+    # life of the process.
     cachable = False
     root_marker = ""
 
@@ -109,6 +111,7 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
             return [it async for it in session.store.list_dir(path)]
 
         names = self._ask(found) or []
+        # A key has nothing below it, and is listed by fsspec as itself.
         if not names:
             info = self.info(path)  # raises if there is no such key
             if info["type"] == "file":
@@ -126,6 +129,7 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
             if path and await store.exists(path):
                 size = await store.getsize(path)
                 return {"name": path, "size": size, "type": "file"}
+            # The first entry decides; a folder may have millions of chunks.
             async for _ in store.list_dir(path):
                 return {"name": path, "size": 0, "type": "directory"}
             return {"name": path, "size": 0, "type": "directory"} if not path else None

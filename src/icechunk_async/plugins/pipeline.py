@@ -36,5 +36,6 @@ class IcechunkAdapter(_Base):
         def opened() -> Any:
             return open_url(url, writable=writable, storage_options=context.storage_options)
 
+        # Opening blocks, and this coroutine runs on Zarr's loop.
         found = await anyio.to_thread.run_sync(opened)
         return url_pipeline.AdapterResolution(store=found.store, path=found.path)

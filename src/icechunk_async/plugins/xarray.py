@@ -145,11 +145,13 @@ class _Place:
         if ref is None:
             return cls(text, url, repository, session_at(repository, url), url.read_branch)
         session = repository.readonly_session(ref=ref)
+        # `ref` may be anything. Only a branch can be committed to, by `dataset.icechunk.commit`.
         branch = ref if ref in repository.list_branches() else None
         return cls(text, url, repository, session, branch)
 
     def read[T](self, read: Callable[..., T], **decoders: Any) -> T:
         """Let xarray read; its errors about groups have the text of the store, over many lines."""
+        # xarray would say that these are unknown decoders.
         if named := sorted(_OF_SESSIONS.intersection(decoders)):
             with translated():
                 raise InvalidInputError(

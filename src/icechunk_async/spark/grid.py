@@ -72,10 +72,12 @@ class Steps:
         """Return the steps of a coordinate; None if they differ or there is no step."""
         if len(values) < 2 or values.dtype.kind not in "iufM":
             return None
+        # Descending coordinates without a sign would have steps of 2**64 less one.
         signed = values.astype(np.int64) if values.dtype.kind in "iu" else values
         steps = np.diff(signed)
         zero = np.zeros((), steps.dtype)
         equal = (
+            # Steps such as 0.1 are no doubles, and differ in their last digits.
             np.allclose(steps, steps[0], rtol=1e-5, atol=0)
             if values.dtype.kind == "f"
             else bool((steps == steps[0]).all())
@@ -100,6 +102,8 @@ class Steps:
         if values.dtype.kind == "f":
             steps = (values.astype(np.float64) - self.last) / self.step
             number = np.rint(steps)
+            # Covers the rounding of float32 up to some 16,000 steps from zero. Anything further off
+            # a step is another coordinate.
             good = np.abs(steps - number) <= 1e-3
         else:
             since = (values.astype(np.int64) if values.dtype.kind != "M" else values) - self.last
@@ -178,12 +182,16 @@ class PlaceFinder:
         known = _may_match(given, wanted)
         places = np.full(len(given), -1, np.int64)
         if len(self._sorted):
+            # `searchsorted` returns the place where a value would go, past the end for the largest.
+            # Only a comparison says whether the value is there.
             at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
             there = known & (self._sorted[at] == wanted)
             places = np.where(there, self._order[at], -1).astype(np.int64)
         if axis.steps is not None:
             number = axis.steps.number(wanted)
             after = known & (places < 0) & (number >= 1)
+            # Existing coordinates come first. With the last one at index 9, the first step is at
+            # index 10.
             places = np.where(after, len(axis.values) - 1 + number, places)
             self._check_growth(known & (places < 0) & axis.steps.beyond(wanted), given, named)
         self._check(places, given, named)
@@ -240,6 +248,8 @@ def _may_match(given: Column, wanted: Column) -> npt.NDArray[np.bool_]:
         return np.asarray(wanted == given, bool)
     if given.dtype.kind not in "iu":
         return np.ones(len(given), bool)
+    # The largest int64 becomes 2.0**63, which is no int64: equal after a round trip would say
+    # nothing.
     bits = given.dtype.itemsize * 8 - (given.dtype.kind == "i")
     with np.errstate(invalid="ignore"):
         same = wanted.astype(given.dtype) == given
@@ -266,6 +276,7 @@ class Appended:
         Raises:
             AmbiguousCoordinatesError: two of the rows have one place and different coordinates.
         """
+        # Late rows have a coordinate already, which the array keeps.
         new = places >= self._length
         found, values = self._joined(places[new], given[new].astype(self._axis.values.dtype))
         self._places.append(found)
@@ -285,6 +296,8 @@ class Appended:
     def _joined(
         self, places: npt.NDArray[np.int64], values: Column
     ) -> tuple[npt.NDArray[np.int64], Column]:
+        # Of rows with one place the first gives the coordinate, and all others must have the same:
+        # which task is first must not decide what is written.
         found, first, which = np.unique(places, return_index=True, return_inverse=True)
         differs = values != values[first][which]
         if differs.any():
@@ -341,6 +354,8 @@ class ChunkGrid:
         except NotImplementedError:  # Zarr has no single chunk shape for an irregular grid
             return cls(
                 tuple(
+                    # The sizes of an irregular grid may sum to more than the length. `[4, 4, 4]` of
+                    # 10: edges 0, 4, 8, 10.
                     np.minimum(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), length)
                     for sizes, length in zip(array.write_chunk_sizes, array.shape, strict=True)
                 )
@@ -385,6 +400,7 @@ class ChunkGrid:
                 f"The region {region} has {len(region)} axes, and the array has {len(self.edges)}."
             )
         axes = [self._along(axis, place) for axis, place in enumerate(region)]
+        # An array without axes has one chunk, and `meshgrid` of nothing has no place.
         if not axes:
             return np.zeros(1, np.int64)
         places = np.meshgrid(*axes, indexing="ij")
@@ -399,6 +415,7 @@ class ChunkGrid:
                 f"Along axis {axis} the region {place} is not within 0 and {int(edges[-1])}, or "
                 "has a step other than 1."
             )
+        # Both must be edges: with the edges 0, 4, 8, 10 the region from 4 to 10 is chunks 1 and 2.
         first, last = np.searchsorted(edges, [start, stop])
         if edges[first] != start or edges[last] != stop:
             raise InvalidInputError(
@@ -412,6 +429,8 @@ class ChunkGrid:
 
 def _equal(size: int, length: int) -> npt.NDArray[np.int64]:
     """Return the edges of regular chunks."""
+    # Chunks of 4 in a length of 10 have the edges 0, 4, 8, 10; a length of 0 has the edge 0, and no
+    # chunk.
     return np.minimum(np.arange(0, length + size, size, dtype=np.int64), length)
 
 
@@ -485,6 +504,8 @@ class ChunkAssembly:
         """
         if not len(places[0]):
             return
+        # By `right` an index that is an edge belongs to the chunk that begins there: with the edges
+        # 0, 4, 8 index 4 is of chunk 1.
         along = [
             np.searchsorted(edges, at, side="right") - 1
             for edges, at in zip(self._grid.edges, places, strict=True)
@@ -492,15 +513,21 @@ class ChunkAssembly:
         chunks = np.ravel_multi_index(along, self._grid.counts).astype(np.int64)
         order = np.argsort(chunks, kind="stable")
         bounds = np.flatnonzero(np.diff(chunks[order])) + 1
+        # Now the rows of one chunk lie together, and each chunk is handled once for the whole
+        # batch.
         for rows in np.split(order, bounds):
             chunk = int(chunks[rows[0]])
             cells = self._cells(chunk, [at[rows] for at in places])
+            # Each of its cells has had a row, so that this one is a cell's second. The chunk may be
+            # written.
             if chunk in self.whole:
                 raise self._duplicate(self._grid.index(chunk, int(cells[0])))
             self._waiting.setdefault(chunk, []).append(
                 (cells, {name: values[rows] for name, values in columns.items()})
             )
             self._rows[chunk] = self._rows.get(chunk, 0) + len(rows)
+            # Counted, not looked at: a cell with two rows makes up for one without, which `_take`
+            # finds before anything is written.
             if self._rows[chunk] >= self.size(chunk):
                 self.whole.add(chunk)
                 yield self._take(chunk)

@@ -221,6 +221,7 @@ class Option:
 
     def value(self, given: Mapping[str, str]) -> Any:
         """Return the parsed value, or the parsed default."""
+        # The name comes before the alias, so that it counts where both are given.
         for key in self.keys:
             if key in given:
                 return self.parse(self.name, given[key])
@@ -686,6 +687,7 @@ class ReadOptions:
             virtual=given[_VIRTUAL],
             max_requests=given["max-requests"],
         )
+        # Before pinning, which would hide that two states were named.
         parsed.check_refs()
         return parsed if snapshot_id is None else parsed.pinned(snapshot_id)
 

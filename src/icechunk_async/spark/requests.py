@@ -46,6 +46,7 @@ SEEN_CORES: Final = "spark.icechunk.seenCores"
 """Where `register` notes how many cores the cluster had: planning has no other way to ask."""
 
 _MASTER: Final = "spark.master"
+# The scheduler sets the first for each stage, by its resource profile; the second is the session's.
 _CORES: Final = ("resource.executor.cores", "spark.executor.cores")
 _EXECUTORS: Final = ("spark.executor.instances", "spark.dynamicAllocation.maxExecutors")
 _CLUSTER_CORES: Final = ("spark.cores.max", "spark.default.parallelism", SEEN_CORES)
@@ -92,9 +93,12 @@ class Budget:
             cpus, machine = context.cpus(), os.cpu_count() or 1
             tasks = self.tasks or tasks_at_a_time(known, cpus, machine)
             share = self.requests // tasks
+            # A cluster that says nothing has at least the tasks that run beside this one.
             together = max(tasks, tasks_of_job(known, cpus, machine, self.cores))
             together = min(together, self.parts or together)
         of_job = self.job_requests or requests_of(known.get(JOB_SETTING, "")) or JOB_REQUESTS
+        # One at least, even if all tasks together then exceed the budget: without a request a task
+        # would wait forever.
         return RepositoryConfig(max_concurrent_requests=max(1, min(share, of_job // together)))
 
     def among(self, parts: int) -> Self:

@@ -76,6 +76,7 @@ class SharedRepository:
         """Return whether both share one open repository."""
         if not isinstance(other, SharedRepository):
             return NotImplemented
+        # Equal sources share one handle in a process (`_shared`), so that this is a key of caches.
         return self._handle is other._handle
 
     def __hash__(self) -> int:
@@ -200,6 +201,8 @@ def changes_of(fork: ForkSession, root: bytes, point: bytes) -> bytes:
 def adopt_changes(changes: bytes, root: bytes, point: bytes) -> bytes:
     """Return changes as if they had been made in a copy of another root in the same state."""
     since = decode_fork(changes).changes
+    # Only the place where changes start is replaced: both roots were prepared alike, which the
+    # caller has checked node by node.
     return encode_fork(replace(decode_fork(root), base_id=SnapshotId(point), changes=since))
 
 
@@ -212,6 +215,7 @@ def without_chunks(changes: bytes, coords: npt.NDArray[np.uint32]) -> bytes:
     """
     state = decode_fork(changes)
     for it in state.changes.chunks.values():
+        # The arrays of one write share a grid, and the coordinates are of that grid.
         if it.rank == coords.shape[1]:
             it.drop(coords)
     return encode_fork(state)
@@ -221,6 +225,8 @@ def root_with(root: bytes, changes: bytes) -> bytes:
     """Return the root with what a task changed: the fork in which the task worked."""
     state = decode_fork(root)
     merger = Merger(state.changes, state.base_id)
+    # The task's changes follow the root's: to a merger that does not know that point, nodes which
+    # the root created would be clashes.
     merger.add(decode_fork(changes).changes, ForkPoint(state.changes))
     return encode_fork(replace(state, changes=merger.finish()))
 

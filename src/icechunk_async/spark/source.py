@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["IcechunkSource", "register", "watch_reads"]
 
 _REDACTION: Final = "spark.sql.redaction.options.regex"
+# Spark's own default, which `conf.get` with another default does not return.
 _DEFAULT_REDACTION: Final = "(?i)url"
+# Keys of a storage, and the credentials of virtual chunk containers.
 _HIDDEN: Final = r"(?i)storage\.|virtual-chunk-access"
+# A notebook may watch for days, and the driver keeps what was gathered.
 _KEPT_READS: Final = 1000
 
 
@@ -61,6 +64,8 @@ class IcechunkSource(DataSource):
         options = self._read_options()
         if options.layout == "tiledb":
             module = _part("read.tiledb")
+            # Spark pickles this object after `schema`, and asks a copy for the reader: what is
+            # pinned here is what rows come from, whatever others commit in between.
             self._seen = module.pinned(options)
             found = module.spark_schema(options, self._seen)
         else:
@@ -82,6 +87,8 @@ class IcechunkSource(DataSource):
             return made
         pushing = options.push_filters and options.table is None and options.layout == "rows"
         module = _part("read.reader")
+        # A class without `pushFilters` where nothing is to be pushed: with one, Spark refuses the
+        # query unless `spark.sql.python.filterPushdown.enabled` is set.
         kind = module.PushingReader if pushing else module.IcechunkReader
         reader: DataSourceReader = kind(options, schema, self.planned)
         return reader
@@ -140,6 +147,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(IcechunkSource)
     # Setting it replaces Spark's own default, so that is kept beside ours.
     hidden = spark.conf.get(_REDACTION, _DEFAULT_REDACTION) or ""
+    # Notebooks register again and again, which must not make the pattern longer each time.
     if _HIDDEN not in hidden:
         spark.conf.set(_REDACTION, f"{hidden}|{_HIDDEN}" if hidden else _HIDDEN)
     cores = seen_cores(spark)

@@ -63,11 +63,15 @@ __all__ = [
 
 MOST_PARTITIONS: Final = 1_000_000
 """The most partitions of a query: the driver keeps some 500 bytes of each, and Spark a task."""
+# Each turn asks the JVM for all jobs of the group, and nobody reads a bar more often.
 _POLL_SECONDS: Final = 0.2
 # More than one, so that no core is idle for long while another ends its last task.
 _TASKS_PER_CORE: Final = 4
 _TASK_BYTES: Final = 64 << 20
+# A task that is lost loses what it has looked at: with a million files on few cores, a bounded
+# part.
 _MOST_LOOKS: Final = 1_000
+# Measured: 12 to 25 bytes for a native chunk. Most of it is the id, which does not compress.
 _BYTES_A_CHUNK: Final = 25
 _MERGING: Final = 200
 """Bytes for each chunk of a commit while the driver merges the changes of tasks."""
@@ -175,6 +179,8 @@ def few[T](parts: Iterable[T], least: int = 0) -> list[T]:
     Raises:
         InvalidInputError: there are more than a million.
     """
+    # Where a lower bound is known it decides alone: a plan of a billion parts would take hours to
+    # make, only to be refused.
     found = [] if least > MOST_PARTITIONS else list(islice(parts, MOST_PARTITIONS + 1))
     if max(least, len(found)) <= MOST_PARTITIONS:
         return found
@@ -198,6 +204,7 @@ def in_rounds[T](
     found: list[tuple[T, int]] = []
     size = 0
     for it in files:
+        # Half, because Spark's bound counts what it wraps around results as well.
         if found and bound and size + it[1] > bound // 2:
             yield found
             found, size = [], 0
@@ -216,6 +223,8 @@ def _result_size(spark: SparkSession) -> tuple[str, int]:
 
 def shares[T](items: Sequence[T], count: int) -> list[tuple[T, ...]]:
     """Divide items into `count` parts of similar size; empty parts are left out."""
+    # Dealt out like cards, not cut: neighbours are often alike, such as the manifests of one large
+    # array, and would all fall to one task.
     return [part for start in range(count) if (part := tuple(items[start::count]))]
 
 
@@ -266,9 +275,12 @@ def run_job[P](
         return pa.Table.from_batches([], schema)
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # A partition has one part with Spark. Where rows are placed by hash, as with Sail, it may
+        # have several or none.
         for batch in batches:
             for pickled in batch.column("part").to_pylist():
                 part = pickle.loads(pickled)  # noqa: S301 -- the driver of this job wrote it
+                # Here, not in the driver: the share of a budget follows from where the task runs.
                 found = shared.in_task(budget).ask(partial(_work_on, work, part))
                 yield pa.RecordBatch.from_pydict(dict(found), schema=schema)
 
@@ -342,6 +354,7 @@ def _watch(
 ) -> None:
     while not ended.wait(_POLL_SECONDS):
         found = _count_done(tracker, group, last.total or 0)
+        # A stage that is tried again counts from zero: progress never goes back.
         if found > last.done:
             last = replace(last, done=found)
             tell(last)
@@ -354,6 +367,8 @@ def _count_done(tracker: Any, group: str, total: int) -> int:
         info = tracker.getJobInfo(job)
         for stage in () if info is None else info.stageIds:
             found = tracker.getStageInfo(stage)
+            # The job has other stages, such as that of placing the parts, with other numbers of
+            # tasks.
             if found is not None and found.numTasks == total:
                 done = max(done, found.numCompletedTasks)
     return done

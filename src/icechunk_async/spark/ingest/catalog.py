@@ -156,6 +156,7 @@ class Catalog:
         differing = {
             row // _FILES_A_CHUNK
             for row, (old, new) in enumerate(zip_longest(before, texts))
+            # Rows beyond the end went with the resize.
             if old != new and row < len(texts)
         }
         for chunk in sorted(differing):
@@ -180,6 +181,7 @@ class Catalog:
             array: Any = zarr.open_array(store, path=path, mode="r+")  # pyright: ignore[reportUnknownMemberType]
         except FileNotFoundError:
             return None, []
+        # The catalog of an earlier version, or something else: it is replaced as a whole.
         if array.dtype.kind != "T" or array.chunks != (_FILES_A_CHUNK,):
             return None, []
         return array, array[...].tolist()
@@ -197,6 +199,7 @@ def _rows(array: zarr.Array[Any]) -> list[dict[str, Any]]:
             old: list[dict[str, Any]] = reader.read_all().to_pylist()
             return old
     rows: list[Any] = [json.loads(it) for it in values.tolist()]
+    # The array is data like any other, which anyone may have written.
     if not all(isinstance(it, dict) and None not in it.values() for it in rows):
         raise TypeError("not every text is an object without null")
     pa.Table.from_pylist(rows, _SCHEMA)  # refuses values of other types

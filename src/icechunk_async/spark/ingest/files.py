@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Files", "divide", "list_sources"]
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# What is lost when a task is, and what `progress` counts in.
 _MOST_FILES: Final = 50
 _SCANS_PER_CORE: Final = 16
 _FILE_COST: Final = 256 << 20
@@ -95,6 +96,7 @@ class Files:
         async def normalized(native: AsyncRepository) -> list[str]:
             locations = native.engine.virtual.locations
             return [
+                # A local folder is told from a file by its slash, which normalizing removes.
                 locations.normalize(it) + ("/" if it.endswith("/") and it[:5] == "file:" else "")
                 for it in urls
             ]
@@ -148,6 +150,7 @@ def divide[T](
     part: list[T] = []
     spent = 0
     for file, cost in zip(files, costs, strict=True):
+        # Multiplied, not divided, so that integers decide: `(spent + cost) / total > 1 / tasks`.
         if part and (len(part) == most or (spent + cost) * tasks > total):
             found.append((spent, tuple(part)))
             part, spent = [], 0
@@ -155,6 +158,7 @@ def divide[T](
         spent += cost
     if part:
         found.append((spent, tuple(part)))
+    # Spark starts tasks in their order. A long one that starts last is waited for by all cores.
     found.sort(key=operator.itemgetter(0), reverse=True)
     return [it for _, it in found]
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grid", "Message", "grib_file", "grid_of", "read_index", "scan_grib_index"]
 
+# The grid is the third section, after two short ones.
 _HEAD_BYTES: Final = 16 << 10
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
 _ROWS_AND_COLUMNS: Final = frozenset({0, 1, 2, 3, 10, 20, 30, 40, 41, 42, 43})
@@ -83,6 +84,7 @@ def read_index(text: str, url: str) -> list[Message]:
 def _of_wgrib2(lines: Sequence[str]) -> list[Message]:
     parts = [line.split(":") for line in lines]
     offsets = [int(it[1]) for it in parts]
+    # wgrib2 lists where messages start. Each ends where the next begins.
     ends = [*offsets[1:], None]
     return [
         Message(
@@ -115,6 +117,7 @@ def grid_of(head: bytes, url: str) -> Grid:
     """
     if head[:4] != b"GRIB" or head[7:8] != b"\x02":
         raise InvalidInputError(f"{url!r} has no message of GRIB 2 where its index says so.")
+    # Section 0 has 16 bytes; each other begins with its length and its number.
     at = 16
     while at + 5 <= len(head):
         size, number = int.from_bytes(head[at : at + 4], "big"), head[at + 4]
@@ -129,6 +132,7 @@ def grid_of(head: bytes, url: str) -> Grid:
                     "rectangle of rows and columns."
                 )
             return Grid(rows, columns, template)
+        # A section that claims no length would be read for ever.
         at += max(size, 5)
     raise InvalidInputError(f"A message of {url!r} has no grid in its first bytes.")
 
@@ -174,6 +178,8 @@ async def scan_grib_index(index: Source, file: Source, codec: Mapping[str, Any] 
         arrays[name] = _array(members, grid, decoder, file.state.size_bytes)
         if codec is None and grid.template in _LATITUDE_LONGITUDE:
             for axis, size in (("latitude", grid.rows), ("longitude", grid.columns)):
+                # The coordinates of a grid come out of any of its messages, by another variable of
+                # the codec.
                 arrays.setdefault(axis, _coordinate(axis, size, members[0], file.state.size_bytes))
     return Scanned({"": {}}, arrays, (file.url,), (file.state,))
 

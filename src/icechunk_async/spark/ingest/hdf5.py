@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["MAGIC", "scan_hdf5"]
 
 MAGIC: Final = b"\x89HDF\r\n\x1a\n"
+# The library of NetCDF writes this text into scales that stand for a dimension alone.
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable"
 _INTERNAL: Final = frozenset(
     {
@@ -43,6 +44,7 @@ _INTERNAL: Final = frozenset(
 _CONTIGUOUS: Final = 1
 _CHUNKED: Final = 2
 """Layouts of HDF5's own header."""
+# By the numbers that the filter stores.
 _BLOSC: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _REFUSED: Final = {
     4: "szip",
@@ -88,6 +90,8 @@ def scan_hdf5(
         while waiting:
             path, group = waiting.pop()
             groups[path] = _attributes(group)
+            # For each group, as the library of NetCDF does: dimensions of equal length are one
+            # within it.
             unnamed: dict[int, str] = {}
             for name, item in group.items():
                 below = f"{path}/{name}".strip("/")
@@ -200,11 +204,13 @@ def _chunked(path: str, dataset: Any, chunks: tuple[int, ...]) -> Places:
         if chunk.filter_mask:
             masked.append(chunk.filter_mask)
 
+    # One pass over the index. Asking for each chunk by its number walks the index anew each time.
     dataset.id.chunk_iter(visit)
     # The filters of a Zarr array hold for all of its chunks.
     if masked:
         raise _refused(path, f"its filters were left out for {len(masked)} of its chunks")
     coords = np.array(starts, np.int64).reshape(len(starts), len(chunks)) // np.array(chunks)
+    # A dataset that was made smaller may keep chunks beyond its end.
     within = np.all(coords * np.array(chunks) < np.array(dataset.shape), axis=1)
     places = Places.of_one(coords, offsets, lengths)
     if within.all():
@@ -246,6 +252,7 @@ def _filters(path: str, dataset: Any, dtype: np.dtype[Any]) -> list[dict[str, An
 
 
 def _blosc(values: Sequence[int]) -> dict[str, Any]:
+    # The filter stores from four to seven numbers; what is left out has these defaults.
     level, shuffle, name = (*values[4:7], *(5, 1, 0)[max(0, len(values) - 4) :])
     return {
         "id": "blosc",

@@ -88,6 +88,7 @@ def report_of(plan: Plan, answers: Mapping[str, Answered], files: Sequence[str])
     """Return a row for each file: its status, the reason, and its place."""
     rows: list[tuple[Any, ...]] = []
     placed = {it.location: it for it in plan.placed}
+    # Given files first, in their order. Those that only the catalog names follow.
     for location in dict.fromkeys([*files, *placed]):
         it, answer = placed.get(location), answers.get(location)
         reason = plan.refused.get(location) or (answer.reason if answer is not None else None)
@@ -299,6 +300,7 @@ class _Ingest:
     def _check_outside(self, above: str) -> None:
         """Refuse to write into a group that belongs to a file of an ingest further up."""
         outer = Catalog.read(self.session.store, above)
+        # An ingest that concatenates replaces its own arrays only, and no group.
         for it in outer.entries if outer.concat_dim is None else ():
             if check_path(it.group) in (self.group, *ancestors(self.group)):
                 raise InvalidInputError(
@@ -333,6 +335,8 @@ class _Ingest:
 
         plan = decide()
         # Scanning a file again can change the plan, and so move other files.
+        # Each turn ends with fewer files that may move: one that was scanned has contents, or a
+        # reason why it cannot.
         while plan.moved:
             answers.update(self._scan([(it, None) for it in plan.moved]))
             plan = decide()
@@ -345,6 +349,8 @@ class _Ingest:
         """
         missing = missing_arrays(self.session, catalog, self.group)
         wanted = [*self.files.locations]
+        # A file that nobody lists stays in the output, and so do its missing arrays unless it is
+        # scanned.
         if mode == "append":
             listed = set(wanted)
             wanted += [it for it in missing if it not in listed]
@@ -368,6 +374,7 @@ class _Ingest:
         files = [(location, None if it is None else it.stamp) for location, it in wanted]
         listed = [it for it in files if it[1] is not None and can_be_looked_at(it[0], self.options)]
         answers: dict[str, Answered] = {}
+        # For few files a second job would take longer than a task for each.
         if len(listed) > total_cores(self.spark):
             size = default_looks(self.spark, len(listed))
             parts = [tuple(listed[at : at + size]) for at in range(0, len(listed), size)]
@@ -436,6 +443,7 @@ class _Ingest:
             )
             for it in plan.placed
         )
+        # In the same session as the data, so that no snapshot has one without the other.
         after = Catalog(entries, self.concat_dim, arrays, loaded, attributes)
         after.write(self.session.store, self.group)
 

@@ -58,6 +58,7 @@ async def _scanned(virtual: VirtualChunks, found: References) -> Scanned:
         if chunks is None:
             groups[path] = document.get("attributes") or {}
             continue
+        # A reference without a length is to the whole object, which a manifest cannot say.
         for row in chunks.whole:
             chunks.lengths[row] = states[chunks.codes[row]].size_bytes
         places = Places(
@@ -112,6 +113,7 @@ async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: FolderListing) 
             continue
         grid = node.array.grid
         parts = [
+            # One after the other: each is decoded whole, and the columns of all are kept.
             _Part.read(await virtual.fetch(listing.urls[key]), number * rows, grid, codes)
             for number, key in _files(listing, path)
         ]
@@ -148,12 +150,15 @@ class _Part:
         cls, retrieved: Any, first: int, grid: tuple[int, ...], codes: dict[str, int]
     ) -> _Part:
         table: Any = pq.read_table(io.BytesIO(bytes(retrieved.data)))
+        # Files have a fixed number of rows, of which the last has more than the grid.
         count = min(table.num_rows, max(0, int(np.prod(grid, dtype=np.int64)) - first))
         table = table.slice(0, count)
         paths: Any = table.column("path").combine_chunks()
         paths = paths if hasattr(paths, "dictionary") else paths.dictionary_encode()
         names: list[str] = paths.dictionary.to_pylist()
+        # Each file has its own dictionary of paths. These are their numbers among all.
         mine = np.array([codes.setdefault(name, len(codes)) for name in names], np.int64)
+        # Null is a chunk that does not exist, or is inline.
         indices = paths.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(indices >= 0)
         places = Places(

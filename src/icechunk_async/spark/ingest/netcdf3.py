@@ -53,6 +53,8 @@ _FILLS: Final[Mapping[str, Any]] = {
     "f8": 9.969209968386869e36,
 }
 """Default fill values of variables without `_FillValue`."""
+# The headers of real files have kilobytes. This bounds the memory and time that a hostile one
+# takes.
 _MAX_HEADER_BYTES: Final = 16 << 20
 
 
@@ -101,6 +103,8 @@ def scan_netcdf3(
     arrays: dict[str, ScannedArray] = {}
     for it in variables:
         end = it.end(records, stride)
+        # Also what bounds the number of records, for which places are made below: each takes a byte
+        # at least.
         if end > state.size_bytes:
             raise header.damaged(f"{it.name!r} ends at byte {end}, beyond the end of the file")
         if it.name in arrays:
@@ -208,6 +212,8 @@ class _Header:
         found, count = self._int(">i"), self._count()
         if found not in (0, tag) or (not found and count):
             raise self.damaged(f"a list begins with {found}, not {tag}")
+        # An entry has four bytes at least. Without this a header of a few bytes could claim 2**63
+        # of them, and a loop would run until it misses the first.
         if count > self._left // 4:
             raise self.damaged(f"a list claims {count} entries")
         return count
@@ -217,6 +223,7 @@ class _Header:
 
     def _name(self) -> str:
         name = self._padded(self._count()).decode(errors="replace")
+        # A name becomes a part of a path in the repository.
         if not name or "/" in name or name in (".", ".."):
             raise self.damaged(f"it has the name {name!r}")
         return name
@@ -247,6 +254,7 @@ class _Header:
         if any(it >= len(dims) for it in numbers):
             raise self.damaged(f"{name!r} has an unknown dimension")
         shape = tuple(dims[it][1] for it in numbers)
+        # A dimension of length 0 is the one of records.
         if 0 in shape[1:]:
             raise self.damaged(f"{name!r} has records that are not along its first dimension")
         attributes, dtype = self._attributes(), self._dtype()

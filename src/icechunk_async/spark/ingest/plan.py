@@ -78,6 +78,7 @@ def check_apart(groups: Iterable[tuple[str, str]]) -> None:
             raise _refused(location, path, taken[path], path)
         taken[path] = location
     for path, location in taken.items():
+        # By ancestors, not by pairs: a million groups would make 10**12 of these.
         outer = next((it for it in ancestors(path) if it in taken), None)
         if outer is not None:
             raise _refused(location, path, taken[outer], outer)
@@ -206,6 +207,7 @@ class Template:
             return f"has {len(shapes[1])} axes, not {len(shapes[0])}"
         if axis is not None:
             for it in shapes:
+                # Lengths along the dimension of concatenation may differ.
                 it[axis] = 0
         if shapes[0] != shapes[1]:
             return f"has the shape {theirs['shape']}, and the others have {mine['shape']}"
@@ -225,6 +227,8 @@ def _decoding_misfit(mine: Document, theirs: Document, *, is_loaded: bool) -> st
     both = [attributes_of(mine), attributes_of(theirs)]
     for name in _DECODING:
         first, second = (it.get(name) for it in both)
+        # Copied times are converted by `to_units`. Referred ones are numbers in files, which nobody
+        # rewrites.
         is_time = name == "units" and " since " in f"{first}" and " since " in f"{second}"
         if first == second or (is_loaded and is_time):
             continue
@@ -244,8 +248,10 @@ def to_units(array: ScannedArray, document: Document) -> Any:
     if mine.get("units") == theirs.get("units"):
         return values
     calendar = mine.get("calendar", "standard")
+    # By cftime, not by NumPy: models have calendars of 360 days, and years that nanoseconds lack.
     moments = cftime.num2date(values, theirs["units"], calendar)
     converted = np.asarray(cftime.date2num(moments, mine["units"], calendar))
+    # Half an hour in whole hours would be rounded to another moment.
     if values.dtype.kind in "iu" and not np.array_equal(converted, np.round(converted)):
         raise InvalidInputError(
             f"its times are in {theirs['units']!r}, and are not whole numbers of "
@@ -287,6 +293,8 @@ def plan_concat(
     # The arrays that are there count while any file keeps its references to them. If all files come
     # anew, the first of them says what the arrays are.
     plan.template = existing if stay else _first(order, answers, dim)
+    # Where the next file begins. A refused file takes no place, unless it was ingested before: then
+    # its old references keep theirs.
     start = 0
     for location in order:
         old, answer = catalog.by_location.get(location), answers.get(location)
@@ -305,6 +313,8 @@ def plan_concat(
             plan.placed.append(Placed(location, stamp, group, start, count, scanned, old))
         elif old is not None:
             count = old.count
+            # Its references are at the old place, or in arrays that are replaced. They cannot be
+            # moved without what a scan finds: shapes, inline chunks, copied values.
             if old.start != start or plan.template is not existing:
                 if why is not None:
                     raise _stuck(location, why)
@@ -366,6 +376,8 @@ def _misaligned(template: Template, start: int) -> str | None:
     for path, axis in template.concatenated().items():
         if path not in template.loaded:
             chunk = chunk_shape(template.documents[path])[axis]
+            # References name whole chunks: a file that begins within one would share it with the
+            # file before.
             if start % chunk:
                 return (
                     f"it would begin at {start} along {template.dim!r}, inside of a chunk of "

@@ -71,6 +71,7 @@ class SourceState:
 
     def holds_for(self, read: SourceState) -> bool:
         """Return whether a read found the object in this state."""
+        # A listing has no version. What it has, size and time, is compared then.
         if self.version:
             return self.stamp == read.stamp
         times = {self.modified_us}
@@ -171,6 +172,7 @@ class Scanned:
 
     def to_bytes(self) -> bytes:
         """Return plain data, for the way from a task to the driver."""
+        # Columns of places repeat and count up: level 1 makes a fraction of them in little time.
         return zstandard.compress(pickle.dumps(self, protocol=5), 1)
 
     @classmethod
@@ -182,6 +184,7 @@ class Scanned:
     def stamp_with(self, index: str) -> str:
         """Return one stamp for an index, whose own is given, and all objects that it refers to."""
         digest = blake2b(index.encode(), digest_size=16)
+        # Sorted, because references name objects in any order.
         for url, state in sorted(zip(self.urls, self.states, strict=True), key=itemgetter(0)):
             digest.update(f"\0{url}\0{state.stamp}".encode())
         return digest.hexdigest()
@@ -216,6 +219,7 @@ class Scanned:
                 continue
             limits = np.array(grid(array.document), np.uint64)
             outside = bool(np.any(array.places.coords >= limits)) if len(limits) else False
+            # Scanned files are untrusted: the manifest must not hold what no reader accepts.
             if outside or not array.places.lengths.all():
                 what = "lie outside of it" if outside else "have no bytes"
                 raise InvalidInputError(f"Chunks of the array {path!r} {what}.")
@@ -235,6 +239,7 @@ class Scanned:
             guard: what references record, so that readers notice a changed source.
             first: coordinates to which the chunk `(0, ...)` is moved.
         """
+        # A URL that only other arrays use is not stored with this one.
         distinct, objects = np.unique(places.codes, return_inverse=True)
         used: list[int] = distinct.tolist()
         etags: dict[str, int] = {}
@@ -281,6 +286,8 @@ def document_of(
     """
     given = {**attributes, "_ARRAY_DIMENSIONS": list(names)}
     document: Document = json.loads(array_document(path, array, given))
+    # In format 2 the fill value doubles as the mark of missing data. Here the source says whether
+    # there is one.
     document["attributes"].pop("_FillValue", None)
     shown = None if mask is None else fill_attribute(mask, np.dtype(array["dtype"]))
     if shown is not None:
@@ -348,6 +355,7 @@ def pieces(offset: int, shape: Sequence[int], chunks: Sequence[int], itemsize: i
     if not chunks:
         return Places.of_one(np.empty((1, 0)), [offset], [itemsize])
     size_bytes = math.prod(chunks) * itemsize
+    # Without a remainder: `divided` takes divisors only.
     numbers = np.arange(shape[0] // chunks[0])
     coords = along_first(numbers, len(chunks))
     return Places.of_one(coords, offset + numbers * size_bytes, [size_bytes] * len(numbers))
@@ -366,6 +374,7 @@ def fill_value(fill: Any, dtype: np.dtype[Any]) -> Any:
     match dtype.kind:
         case "f" if not np.isfinite(value):
             return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        # Neither is a number of JSON. Null leaves what the type has by default.
         case "c" | "S":
             return None
         case _:

@@ -32,6 +32,8 @@ __all__ = ["FolderListing", "RemoteFile", "Source", "check_state", "list_folder"
 # Libraries read the metadata of a file in small pieces, in many places: a request for each would
 # take most of a scan.
 _BLOCK_BYTES: Final = 1 << 20
+# 32 MiB for each file that is scanned: the indexes of chunks of large files are spread over many
+# blocks, and are read more than once.
 _BLOCKS: Final = 32
 _NO_ETAGS: Final = frozenset({"file", "memory", "http", "https"})
 """Schemes whose versions are not ETags, or not those that other readers see."""
@@ -41,6 +43,7 @@ def state_of(retrieved: Retrieved, url: str) -> SourceState:
     """Return the state of an object from the result of a read; the URL must be absolute."""
     scheme = url.partition(":")[0].lower()
     etag = retrieved.etag
+    # Backends that say nothing of ETags have versions that are ETags, but for these schemes.
     if etag is None and scheme not in _NO_ETAGS:
         etag = retrieved.version.token
     modified = retrieved.last_modified
@@ -94,6 +97,8 @@ class Source:
 
     def read_blocking(self, start: int, stop: int) -> bytes:
         """Read a part of the object, from a worker thread of the event loop."""
+        # The thread waits for the loop, and the loop must not wait for the thread: `_scan_file`
+        # awaits it.
         return anyio.from_thread.run(self.read, ByteRange(start, stop))
 
     def file(self) -> RemoteFile:
@@ -117,6 +122,8 @@ class FolderListing:
         """The state of the whole folder, which differs once any object changed."""
         digest = blake2b(digest_size=16)
         total = 0
+        # A listing has no versions: a chunk that is replaced within one clock tick by one of equal
+        # size is not seen.
         for key, info in sorted(self.infos.items()):
             total += info.size_bytes
             modified_us = clock.to_us(info.last_modified)
@@ -189,6 +196,8 @@ class RemoteFile(io.RawIOBase):
         if block is None:
             start = number * _BLOCK_BYTES
             block = self._read(start, min(start + _BLOCK_BYTES, self._size))
+            # A dictionary keeps the order of insertion: its first key is the block that was used
+            # least recently.
             while len(self._blocks) >= _BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
         self._blocks[number] = block  # at the end: the most recently used

@@ -56,6 +56,7 @@ _FOLDER_ENDS: Final = ("/", ".parq", ".parquet")
 _AT_ONCE: Final = 32
 _FOLDERS_AT_ONCE: Final = 4
 """The most listings at a time: each is in memory until it is complete, and may be long."""
+# Copied arrays of all files travel to the driver, which holds them until the commit.
 _MOST_LOADED_BYTES: Final = 64 << 20
 
 
@@ -116,6 +117,7 @@ async def look_at_files(repository: AsyncRepository, work: FileWork) -> Mapping[
     The others have to be scanned, which says why if it cannot be done.
     """
     virtual = repository.engine.virtual
+    # Made in the coroutine: it belongs to the loop that runs this task.
     listings = anyio.Semaphore(_FOLDERS_AT_ONCE)
 
     async def look(file: tuple[str, str | None]) -> tuple[Any, ...]:
@@ -165,6 +167,8 @@ async def scan_source(
     else:
         source = await Source.open(virtual, location)
         stamp = source.state.stamp
+        # The stamp is that of all objects which the references name: the document may be unchanged,
+        # and they not. So it is read before anything can be skipped.
         if kind == "kerchunk":
             found = await scan_kerchunk(virtual, await source.read())
             stamp = found.stamp_with(stamp)
@@ -272,6 +276,7 @@ async def load_values(virtual: VirtualChunks, found: Scanned, paths: Sequence[st
     arrays = dict(found.arrays)
     for path in paths:
         array = arrays[path]
+        # By the shape, before anything is read: eight bytes are at least what numbers take.
         size = math.prod(array.shape) * 8
         if size > _MOST_LOADED_BYTES:
             raise InvalidInputError(
@@ -292,6 +297,8 @@ async def _chunks(virtual: VirtualChunks, found: Scanned, array: ScannedArray) -
         wanted = ByteRange(start, start + int(places.lengths[row]))
         code = int(places.codes[row])
         retrieved = await virtual.fetch(found.urls[code], wanted)
+        # Chunks are at the places of the scanned state. In a file that was replaced since, other
+        # bytes are there.
         check_state(retrieved, found.urls[code], found.states[code])
         return _key(places.coords[row].tolist()), bytes(retrieved.data)
 
@@ -305,6 +312,8 @@ def _key(coords: Sequence[int]) -> str:
 
 def _decode(document: dict[str, Any], chunks: dict[str, bytes]) -> npt.NDArray[Any]:
     make = default_buffer_prototype().buffer.from_bytes
+    # Decoded by Zarr itself, from a store of the bytes alone: what is copied is what readers of the
+    # references would see.
     held = {"zarr.json": make(encode_document(document))}
     held.update({key: make(data) for key, data in chunks.items()})
     array = zarr.open_array(MemoryStore(held), mode="r")  # pyright: ignore[reportUnknownMemberType]

@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _AT_ONCE: Final = 32
+# Thousands of files may have one time each: with chunks as long as a file, each would be an object
+# of a few bytes.
 _COPIED_STEPS: Final = 4096
 """Chunk length of copied arrays along the dimension of concatenation."""
 
@@ -88,6 +90,7 @@ def existing_template(session: Session, catalog: Catalog, group: str) -> Templat
         node = workspace.node(check_path(f"{group}/{path}"))
         if node is None or node.array is None:
             return None
+        # By the arrays, not by the catalog: users may have changed attributes, and these stay.
         documents[path] = json.loads(node.user_data)
     if not documents or catalog.concat_dim is None:
         return None
@@ -125,6 +128,8 @@ def write_concatenated(
     writing = _Writing(session, guard)
     if fresh:
         writing.clear(group, catalog, template.documents)
+    # Arrays without the dimension, and attributes, are those of the first file, and change with it
+    # alone.
     first = plan.placed[0].scanned if plan.placed else None
     groups: Mapping[str, Mapping[str, Any]] = {} if first is None else first.groups
     writing.make_groups(group, groups, {} if first is None else catalog.attributes)
@@ -189,6 +194,7 @@ class _Writing:
     def clear(self, group: str, catalog: Catalog, paths: Mapping[str, Any]) -> None:
         """Delete the arrays of earlier ingests; refuse if other nodes are in the way."""
         for path in paths:
+            # Only what an ingest made is replaced. Checked for all, before the first is deleted.
             if path not in catalog.arrays:
                 self.check_free(f"{group}/{path}")
         for path in catalog.arrays:
@@ -207,6 +213,7 @@ class _Writing:
         for path in sorted({"", *groups, *given}):
             place = check_path(f"{group}/{path}")
             if path in groups or not path:
+                # From the root down, since a node needs its parent.
                 for above in (*reversed(ancestors(place)), place):
                     self.workspace.set_node(above, group_document({}), None, if_absent=True)
             old = self._group_attributes(place)
@@ -221,6 +228,7 @@ class _Writing:
     def place(self, group: str, path: str, scanned: Scanned, array: ScannedArray) -> None:
         """Write an array that comes from a single file."""
         place = check_path(f"{group}/{path}")
+        # Chunks of the earlier file may lie beyond those of the new one.
         self.workspace.delete_node(place)
         if array.values is not None:
             self._set_node(place, _copied(array.document, None))
@@ -256,6 +264,7 @@ class _Writing:
                 self._copied.append((place, tuple(where), to_units(array, document)))
                 continue
             first = [0] * len(array.shape)
+            # The plan has checked that files begin at chunks.
             first[axis] = file.start // chunk_shape(document)[axis]
             # A changed file may have fewer chunks than it had: its place is emptied first.
             if file.start < old_total:
@@ -265,11 +274,14 @@ class _Writing:
                 at = tuple(a + b for a, b in zip(coords, first, strict=True))
                 self._inline.append((place, at, data))
         if any(map(len, parts)):
+            # Of references to one chunk the last counts after sorting, so that deletions come
+            # before what replaces them.
             self.workspace.set_refs(place, ChunkRefs.concat(parts).sort())
 
     def finish(self) -> None:
         """Store inline chunks and copied arrays."""
         run(bounded_map(lambda it: self.workspace.write_chunk(*it), self._inline, limit=_AT_ONCE))
+        # Last: Zarr writes them by the metadata, which has its final shape by now.
         for path, where, values in self._copied:
             place = path.strip("/")
             array = zarr.open_array(self._session.store, path=place, mode="r+")  # pyright: ignore[reportUnknownMemberType]
@@ -282,6 +294,7 @@ class _Writing:
 
 def _copied(document: Document, axis: int | None) -> Document:
     """Return the metadata of an array that is copied into the repository."""
+    # Zarr has no chunk of length 0, also for an array of that length.
     chunks = [max(1, size) for size in document["shape"]]
     if axis is not None:
         chunks[axis] = _COPIED_STEPS

@@ -110,6 +110,8 @@ class _Found:
         is_v2 = encoding.get("name") == "v2"
         configuration: dict[str, str] = encoding.get("configuration") or {}
         separator = configuration.get("separator", "." if is_v2 else "/")
+        # Keys in the repository are its own. Those of the source are only needed to sort its
+        # chunks.
         document = {
             **document,
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
@@ -127,6 +129,8 @@ class _Found:
             if key.rpartition("/")[2] in (_V3, *_NO_NODE):
                 continue
             path = key.rpartition("/")[0]
+            # Chunks are any number of folders below their array: with the separator `/` as many as
+            # it has axes.
             while path not in self.arrays and path:
                 path = path.rpartition("/")[0]
             chunks = self.arrays.get(path)
@@ -149,6 +153,7 @@ class _Found:
             places = Places(coords, codes, np.zeros(count, np.uint64), sizes)
             arrays[path] = ScannedArray(it.document, places)
             first += count
+        # A store may be a single array, and a repository needs a root.
         groups = {"": {}, **self.groups}
         return Scanned(groups, arrays, tuple(self._listing.urls[key] for key in order), states)
 

@@ -76,8 +76,10 @@ def analyze(
     shared = SharedRepository.of(repository)
 
     async def begin(opened: AsyncRepository) -> _Plan:
+        # Refused before the manifests are read, and before a task stores anything.
         opened.engine.history.capabilities.require("upkeep")
         opened.engine.check_safe()
+        # Once: tasks and the end go by the id, wherever the branch is by then.
         session = await opened.readonly_session(ref=ref)
         plan = _Plan(str(session.snapshot_id))
         plan.unknown = [it async for it in lacking(session, paths, plan.tally) if len(it)]
@@ -117,6 +119,8 @@ def divided(unknown: Sequence[Unknown], tasks: int) -> list[tuple[Unknown, ...]]
     for array in unknown:
         start = 0
         while start < len(array):
+            # A part may end within an array, and the next continues with others: arrays of 7 and 3
+            # chunks, with room for 5, are the parts 5 | 2 and 3.
             piece = array.part(start, start + room)
             start += len(piece)
             room -= len(piece)

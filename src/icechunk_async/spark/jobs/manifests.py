@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["discover_manifests", "rewrite_manifests", "storage_statistics"]
 
+# Enough that starting a task is small beside it, and few enough that one that fails has not much to
+# do again.
 _CELLS_PER_TASK: Final = 64
 _MANIFESTS_AT_ONCE: Final = 4
 _STATISTICS: Final = (
@@ -107,6 +109,8 @@ def storage_statistics(
     tally = ChunkTally()
     for batch in table.column("part").to_pylist():
         part: ChunkPart = pickle.loads(batch)  # noqa: S301 -- our own tasks'
+        # Byte ranges, not sums: chunks that several manifests share are joined here, and count
+        # once.
         tally.absorb([part])
     return reported(spark, tally.stats(), table, "part")
 
@@ -174,6 +178,7 @@ def rewrite_manifests(
     Manifests that tasks stored before a failure, or twice, are garbage.
     """
     shared = SharedRepository.of(repository)
+    # The tip is looked up once. `publish_rewritten` refuses if it has moved.
     begun = shared.ask(lambda it: begin_rewriting(it.engine, branch, commit_method))
     arrays = {node.path: node for node in begun.base.nodes.values() if node.array is not None}
 
@@ -219,6 +224,7 @@ async def _rewrite(repository: AsyncRepository, cells: _Cells) -> Mapping[str, S
     """Write some new manifests; the first row also has the references to all of them."""
     base = await repository.engine.assets.snapshot(cells.snapshot_id)
     node = base.nodes[cells.path]
+    # Errors of the engine say here that nothing was published, as they would in one process.
     with nothing_published():
         made = await _flusher(repository).rewrite_cells(node, base, range(cells.start, cells.stop))
     rows: list[tuple[Any, ...]] = [

@@ -196,6 +196,7 @@ class _Run:
         options = self.options
         begun: Prepared = self.shared.ask(lambda it: prepare(it.engine, options))
         self.codecs = begun.structure.codecs
+        # Only its counters are used here: the driver reads no object.
         total = Contents(None, None, options.level, [])  # type: ignore[arg-type]
         uses = list(enumerate(begun.uses))
         manifests = [_Manifests(list(it), self.codecs, options) for it in self._divided(uses)]
@@ -208,6 +209,7 @@ class _Run:
         if options.level >= Level.SUMS:
             self._look("reading chunks", self._readings(drawn), total)
         looked = self.looked
+        # Tasks end in any order, and a report must not depend on it.
         looked.findings.sort(key=lambda it: (it[1].kind, it[1].location, it[1].offset or 0))
 
         async def finish(opened: AsyncRepository) -> VerifyReport:
@@ -270,8 +272,11 @@ class _Run:
         """Divide chunks between objects, so that each object is read by one task."""
         native, nothing = drawn.native, VirtualPieces({})
         first = native.new_objects()
+        # Pieces are sorted by object, and `first` marks where one begins: True False True becomes 0
+        # 0 1.
         number_of = np.cumsum(first) - 1
         keys = [native.key(row) for row in np.flatnonzero(first).tolist()]
+        # What is missing or too short is a finding already, and reading it would be another.
         sound = [number for number, key in enumerate(keys) if key not in self.looked.broken]
         parts: list[_Objects] = []
         for some in self._divided(sound):

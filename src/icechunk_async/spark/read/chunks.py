@@ -83,6 +83,7 @@ def statistics_of(values: npt.NDArray[Any]) -> dict[str, int | float | None]:
         found |= {
             "minimum": float(flat.min()),
             "maximum": float(flat.max()),
+            # A sum of float32 loses digits from some millions of values on.
             "mean": float(flat.mean(dtype=np.float64)),
         }
     return found
@@ -113,6 +114,7 @@ SUMMARY: Final = pa.field("statistics", STATISTICS)
 LOADED: Final = frozenset({"data", "tensor", "statistics"})
 """Columns that need the bytes of chunks."""
 _CONCURRENT: Final = 16
+# As the bytes of rows that are loaded at once: a batch of Arrow is held whole, here and by Spark.
 _BATCH_BYTES: Final = 32 << 20
 _MAX_CHUNKS: Final = 4096
 
@@ -146,6 +148,8 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
         # Cut where manifests begin, so that few tasks load the same manifest.
         breaks = _breaks(options, [name]) if grid else ()
         cuts = cut(box, (1,) * len(grid), most, breaks)
+        # A bound from the grid alone, so that `few` refuses before the boxes of a huge grid are
+        # made.
         least += -(-prod(grid) // most)
         planned += [(name, boxes) for boxes in few(grouped(cuts, most), least)]
     return planned
@@ -186,6 +190,7 @@ async def _listed(
     found: list[ChunkBatch] = []
     for manifest in state.manifests:
         spans = zip(manifest.extents, box, strict=True)
+        # Extents and boxes are half-open. A manifest that only touches the box has no chunk of it.
         if all(low < stop and start < high for (low, high), (start, stop) in spans):
             refs = await workspace.manifest_refs(state, manifest)
             inside = refs.take(refs.inside(box))
@@ -205,6 +210,7 @@ def rows_of(
     coords = batch.coords[rows].astype(np.int64)
     sizes = np.array(chunk_shape(array), np.int64).reshape(-1)
     start = coords * sizes
+    # Chunks at the end of an axis reach beyond it; rows say what of them is in the array.
     stop = np.minimum(start + sizes, np.array(array.shape, np.int64).reshape(-1))
     path = path_of(options, name)
     encode = array.metadata.encode_chunk_key
@@ -273,6 +279,7 @@ def _starts(session: Session, path: str) -> set[int]:
 
 def _lists(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
     count, rank = values.shape
+    # A batch has 4,096 rows at most, so that int32 has room for any rank.
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * rank)
     return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
 
@@ -284,6 +291,7 @@ def chunk_shape(array: Any) -> tuple[int, ...]:
 
 def chunk_bytes(array: Any) -> int:
     """Return the uncompressed size of a stored object."""
+    # Types of variable length have an itemsize of their pointers, and some of zero.
     return prod(chunk_shape(array)) * max(1, int(array.dtype.itemsize))
 
 

@@ -128,6 +128,8 @@ def possible(bounds: ChunkBounds, predicate: Predicate) -> Mask:
     compare = OPERATORS[predicate.op]
     match predicate.op:
         case "<" | "<=":
+            # A chunk is dropped only if its least value is too large already; `>` is the mirror
+            # image.
             some = compare(low, literals)
         case ">" | ">=":
             some = compare(high, literals)
@@ -159,6 +161,7 @@ def reach(kind: pa.DataType, predicate: Predicate) -> list[tuple[Any, Any]] | No
         _, literals = _comparable(pa.array([], kind), predicate.values)
     except (TypeError, ValueError, OverflowError):
         return None
+    # Every number is less than NaN, which no range of numbers says.
     if any(isinstance(it, float) and math.isnan(it) for it in literals):
         return None
     return [_RANGES[predicate.op](it) for it in literals]
@@ -192,11 +195,13 @@ def _comparable(column: pa.Array[Any], given: Sequence[Any]) -> tuple[npt.NDArra
             _of(bool, it, "true or false") for it in given
         ]
     if pa.types.is_timestamp(kind):
+        # Any value will do for null: the caller takes the mask of valid ones after the comparison.
         moments = column.cast(pa.int64()).fill_null(0).to_numpy()
         zoned = kind != pa.timestamp("us")
         return moments, [_moment(it, zoned=zoned) for it in given]
     texts = [_of(str, it, "quoted text") for it in given]
     if pa.types.is_string(kind):
+        # As objects: NumPy's own text and bytes lose zeros at their end, which Spark compares.
         return np.array([it.encode() for it in column.fill_null("").to_pylist()], object), [
             it.encode() for it in texts
         ]
@@ -223,6 +228,7 @@ def _numbers(column: pa.Array[Any], given: Sequence[Any]) -> tuple[npt.NDArray[A
     integers = column.cast(whole).fill_null(0).to_numpy(zero_copy_only=False)
     if all(isinstance(it, int) for it in given):
         return integers, list(given)
+    # Slow, and exact: `x = 0.5` must not become `x = 0`, nor 2**60 + 1 a double.
     return integers.astype(object), [Decimal(it) for it in given]
 
 

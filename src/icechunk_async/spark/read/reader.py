@@ -145,6 +145,8 @@ class Reading:
 
         async def resolve(repository: Repository) -> str:
             branch = options.branch
+            # A time needs a branch whose tip it asks for. Without either the session takes the
+            # default.
             if options.as_of is not None and branch is None:
                 branch = "main"
             session = await repository.readonly_session(
@@ -156,6 +158,7 @@ class Reading:
             )
             return str(session.snapshot_id)
 
+        # Once, before Spark asks for columns: schema, plan and each task read this snapshot.
         return cls(options.pinned(options.repository.ask(resolve)).with_budget())
 
     def spark_schema(self) -> StructType:
@@ -212,6 +215,9 @@ class IcechunkReader(DataSourceReader):
             check_type(column, self.schema.field(column.name).type)
         kept = self._by_statistics(plan)
         most = self.options.partition_bytes
+        # Three ways, by what is known: a mask over single chunks; masks along dimensions, which
+        # leave boxes; nothing, where the number of parts follows from the shape and is refused
+        # beforehand.
         if kept is not None:
             parts = few(plan.parts_of_chunks(kept, most))
         elif self.options.where or self.predicates:
@@ -243,6 +249,8 @@ class IcechunkReader(DataSourceReader):
             if not on_values:
                 yield batch
                 continue
+            # Here, and not by Spark: the option is no filter of the query, so that nobody applies
+            # it again.
             masks = [_kept_rows(batch, it) for it in on_values]
             yield batch.filter(pa.array(np.logical_and.reduce(masks))).select(self.schema.names)
 
@@ -291,6 +299,7 @@ class IcechunkReader(DataSourceReader):
 
         By their statistics, and of conditions on several columns by coordinates, too.
         """
+        # Statistics are of values as xarray decodes them. Without decoding, rows have others.
         if not self.options.decode or not plan.shape.dims:
             return None
         columns = list(map(plan.shape.column, plan.schema.names))
@@ -307,6 +316,8 @@ class IcechunkReader(DataSourceReader):
         asked = [
             replace(it, type=plan.schema.field(it.name).type) for it in columns if it.name in named
         ]
+        # Coordinates alone would decide, chunk by chunk: beyond some millions, masks of that size
+        # cost more than they save.
         if not asked and prod(plan.grid.counts) > _MOST_CHUNKS:
             return None
         chunks, bounds = chunk_bounds(self.options.session(), plan, asked)
@@ -331,6 +342,7 @@ class IcechunkReader(DataSourceReader):
         """Return which chunks along a dimension have an index that fulfils conditions on it."""
         length, size = plan.grid.shape[axis], plan.grid.chunks[axis]
         mask = self._along(plan.dataset, plan.shape, axis, (0, length), where)
+        # One entry for each chunk: with chunks of 4 in 10 indices the sums start at 0, 4 and 8.
         return np.logical_or.reduceat(mask, np.arange(0, length, size)) if length else mask
 
     def _mask(
@@ -392,6 +404,8 @@ class PushingReader(IcechunkReader):
         """Keep the filters that are understood. Spark still applies all of them."""
         found = (of_filter(it) for it in filters)
         self.predicates = tuple(it for it in found if it is not None)
+        # All are returned as not handled. Masks keep whole chunks, or what cannot be compared, so
+        # that only Spark's own pass is exact.
         return filters
 
 
@@ -423,6 +437,8 @@ def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:
             group=options.group,
         )
 
+    # The generator lives on the loop of the repository; each batch is fetched from this thread, so
+    # that the table is never in memory as a whole.
     found = options.repository.ask(begin)
     while (batch := run(_next(found))) is not None:
         yield batch

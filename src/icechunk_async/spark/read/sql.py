@@ -118,6 +118,8 @@ def register_views(
             )
     for table in tables:
         about = {"table": table}
+        # History, manifests and files are those of one snapshot, as the views of arrays beside
+        # them.
         if table not in _OF_ALL:
             about["snapshot-id"] = snapshot_id
         name = free_name(f"{start}__{table}", made)
@@ -137,6 +139,7 @@ def _view(spark: SparkSession, url: str, name: str, options: Mapping[str, str]) 
 async def _contents(repository: Repository, ref: str) -> tuple[str, list[str]]:
     """Return the snapshot that a ref names, and the groups that have arrays."""
     found = [it for it in (await _branch(repository, ref), await _tag(repository, ref)) if it]
+    # Last: a branch may be called like the id of a snapshot, and names are what users choose.
     found = found or [it for it in [await _snapshot(repository, ref)] if it]
     if len(found) != 1:
         raise InvalidInputError(
@@ -203,6 +206,7 @@ def register_functions(
         InvalidInputError: an option is unknown, or says which rows to read.
     """
     given = dict(options or {})
+    # No repository is opened: any URL will do to parse the options with.
     _check_shared(ReadOptions.parse({"path": "memory://functions", **given}))
     functions = {
         "read_icechunk": _reading(given),
@@ -289,6 +293,7 @@ def _aggregate(options: Given) -> type:
             name = "icechunk_aggregate"
             asked = _Asked(
                 _text(name, "array", array) or "",
+                # SQL does not tell `MAX` from `max`.
                 (_text(name, "function", function) or "").lower(),
                 _text(name, "where", where),
             )
@@ -350,6 +355,8 @@ class _ReadResult(AnalyzeResult):
         assert self.reader is not None
         for part in self.parts:
             for batch in self.reader.read(part):
+                # A column at a time: Arrow makes objects of a column much faster than of single
+                # cells.
                 columns = [_objects(batch, place) for place in range(batch.num_columns)]
                 yield from zip(*columns, strict=True)
 
@@ -416,6 +423,7 @@ class _AggregateResult(AnalyzeResult):
 def _plan_aggregate(options: ReadOptions, asked: _Asked) -> _AggregateResult:
     # Planned in one process, evaluated in another, perhaps after a commit: both of one snapshot.
     pinned = Reading.begin(options).options
+    # Only for its error, which then comes while the statement is planned.
     parse_where(asked.where or "")
 
     async def check(repository: Repository) -> Meaning:
@@ -445,6 +453,7 @@ def _type_of(meaning: Meaning, function: str) -> DataType:
         return DayTimeIntervalType()
     if meaning.is_truth and same:
         return BooleanType()
+    # Averages and packed numbers are no integers, whatever the array stores.
     if meaning.kind == "f" or meaning.is_packed or not (same or function == "sum"):
         return DoubleType()
     # Sums of 64 bits without a sign are beyond those of bigint.

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TileDBReader", "batch_reader", "pinned", "spark_schema"]
 
+# Less than a partition: cells of several fragments are in memory together until they are merged.
 _PART_BYTES: Final = 64 << 20
 """Bytes of the cells of a sparse array that a task holds in memory at a time, roughly."""
 
@@ -243,6 +244,8 @@ class TileDBReader(DataSourceReader):
         return fields
 
     def _conditions(self) -> list[Where]:
+        # Filters that Spark pushed may be on other columns than the array has; those of `where`
+        # were checked.
         known = self.array.schema.fields.keys()
         return [it for it in (*self.options.where, *self.predicates) if known >= {*columns_of(it)}]
 
@@ -255,6 +258,8 @@ class TileDBReader(DataSourceReader):
         found = 0
         for name in names:
             it = self.array.schema.fields[name]
+            # Lengths of variable cells are known only to their tiles, and reading these to plan
+            # would cost what the plan saves.
             found += TEXT_BYTES if it.is_variable else it.cell_bytes
         return max(1, found)
 
@@ -288,6 +293,8 @@ class TileDBReader(DataSourceReader):
         for it, origin, span in zip(array.schema.dimensions, grid.origin, whole, strict=True):
             own = [part for each in conditions if (part := about(each, it.name)) is not None]
             low, high = span_of(own, fields.field(it.name).type)
+            # Conditions name coordinates, boxes count cells from the first of the domain, and the
+            # end is not included: coordinate 7 to 9 of a domain from 5 is [2, 5).
             first = span[0] if low is None else max(span[0], low - origin)
             end = span[1] if high is None else min(span[1], high - origin + 1)
             wanted.append((first, end))
@@ -341,6 +348,7 @@ class TileDBReader(DataSourceReader):
             values = cells.column(name)
             own = column_type(values.type)
             wanted = self.schema.field(name).type if name in self.schema.names else own
+            # First what the field is to Spark, then what the query's schema asks for.
             columns[name] = to_column(values, own, nan_as_null=nan_as_null).cast(wanted)
         kept = np.ones(cells.num_rows, bool)
         given = {id(it) for it in leaves(*self.options.where)}
@@ -386,6 +394,7 @@ def _coordinates(grid: DenseGrid, box: Box, axis: int) -> Any:
     values = (np.arange(low, high) + grid.origin[axis]).astype(dtype)
     shape = [stop - start for start, stop in box]
     placed = values.reshape([-1 if at == axis else 1 for at in range(len(box))])
+    # For a box of 2 by 3, axis 0 gives a a a b b b, and axis 1 gives x y z x y z.
     return np.broadcast_to(placed, shape).reshape(-1)
 
 
@@ -406,6 +415,7 @@ def _groups(parts: Iterable[ScanPart], max_cells: int) -> Iterator[tuple[ScanPar
 def _packed(array: TileDBArray, parts: tuple[ScanPart, ...]) -> TilePart:
     """Return a task, with the fragments that its parts read."""
     numbers = sorted({number for it in parts for number, _ in it.tiles})
+    # Parts name fragments by their place among those of the task, which has no others.
     places = {number: place for place, number in enumerate(numbers)}
     moved = tuple(
         replace(it, tiles=tuple((places[number], held) for number, held in it.tiles))

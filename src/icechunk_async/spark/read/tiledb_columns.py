@@ -31,6 +31,7 @@ _NEVER: Final = np.iinfo(np.int64).min
 """NumPy's number of a missing moment, NaT."""
 _MOST: Final = np.iinfo(np.int64).max
 _MICROSECONDS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
+# Beyond, neighbouring integers are one double.
 _EXACT_DOUBLES: Final = 1 << 53
 
 
@@ -83,11 +84,14 @@ def _moments(values: pa.Array[Any]) -> pa.Array[Any]:
     missing |= numbers == _NEVER
     numbers = np.where(missing, 0, numbers)
     factor = _MICROSECONDS.get(unit, 1)
+    # Before the multiplication, which would wrap. The negation is safe: `_NEVER` is masked.
     if len(numbers) and int(max(numbers.max(), -numbers.min())) > _MOST // factor:
         raise InvalidInputError(
             "A TileDB array has moments more than 292,000 years from 1970, which Spark has no type "
             "for. Leave the attribute out with the option 'arrays'."
         )
+    # Down, not towards zero: Spark's moment is the microsecond in which the stored one lies, also
+    # before 1970. `_in_unit` counts on it.
     numbers = numbers // 1000 if unit == "ns" else numbers * factor
     is_moment = pa.types.is_timestamp(values.type)
     return pa.array(numbers, mask=missing).view(
@@ -134,6 +138,7 @@ def _known_of(where: Where, schema: pa.Schema, *, nan_as_null: bool) -> pc.Expre
     found: pc.Expression | None = None
     for it in where.parts:
         known = _known_of(it, schema, nan_as_null=nan_as_null)
+        # Of an OR every branch must be known: a row may be there for the one that is not.
         if known is None:
             return None
         found = known if found is None else found | known
@@ -149,6 +154,7 @@ def _known(predicate: Predicate, kind: pa.DataType, *, nan_as_null: bool) -> pc.
     ranges = reach(column_type(kind), predicate)
     if ranges is None:
         return None
+    # The OR of no range holds for no row, such as `x in ()`.
     found: pc.Expression = pc.scalar(False)  # noqa: FBT003 -- Arrow's
     for least, greatest in ranges:
         if greatest is None and pa.types.is_floating(kind) and not nan_as_null:
@@ -179,6 +185,7 @@ def span_of(conditions: Iterable[Where], kind: pa.DataType) -> tuple[int | None,
     high: int | None = None
     for it in conditions:
         least, most = _span(it, kind)
+        # An AND narrows; what is unknown leaves the limit.
         if least is not None:
             low = least if low is None else max(low, least)
         if most is not None:
@@ -199,6 +206,7 @@ def _span(where: Where, kind: pa.DataType) -> tuple[int | None, int | None]:
         return span_of(where.parts, kind)
     if not lows:
         return 1, 0
+    # An OR is as wide as its widest branch.
     low = None if None in lows else min(it for it in lows if it is not None)
     return low, None if None in highs else max(it for it in highs if it is not None)
 
@@ -218,6 +226,8 @@ def _limit(kind: pa.DataType, value: Any, *, up: bool) -> pa.Scalar[Any] | None:
         return pa.scalar(value.decode(), kind)
     if pa.types.is_floating(kind):
         dtype = np.dtype(kind.to_pandas_dtype())
+        # The literal is a double, and its cast to float32 may round inwards: one value further out
+        # holds all that Spark's comparison as doubles would keep.
         with np.errstate(over="ignore"):
             return pa.scalar(
                 np.nextafter(dtype.type(value), dtype.type(math.inf if up else -math.inf)), kind
@@ -226,6 +236,7 @@ def _limit(kind: pa.DataType, value: Any, *, up: bool) -> pa.Scalar[Any] | None:
         if isinstance(value, float) and abs(value) >= _EXACT_DOUBLES:
             return None  # compared as doubles, to which neighbours are equal
         bounds = np.iinfo(kind.to_pandas_dtype())
+        # Outwards, so that no row is lost: Spark compares exactly afterwards.
         whole = math.ceil(value) if up else math.floor(value)
         return pa.scalar(min(max(whole, int(bounds.min)), int(bounds.max)), kind)
     if pa.types.is_timestamp(kind):
@@ -235,9 +246,12 @@ def _limit(kind: pa.DataType, value: Any, *, up: bool) -> pa.Scalar[Any] | None:
 
 def _in_unit(microseconds: int, unit: str, *, up: bool) -> int:
     if unit == "ns":
+        # Spark sees microseconds, cut off: each stands for 1,000 stored numbers, the last of which
+        # ends in 999.
         whole = microseconds * 1000 + 999 * up
     else:
         step = _MICROSECONDS[unit]
         whole = -(-microseconds // step) if up else microseconds // step
     bounds = np.iinfo(np.int64)
+    # The least number is NaT, which is no moment.
     return min(max(whole, int(bounds.min) + 1), int(bounds.max))

@@ -266,6 +266,8 @@ def row_parts(
     kept = None
     if before is not None and after is not None:
         kept = _kept(before, after, touched, commit)
+    # Few boxes can say exactly which rows are kept. Many are replaced by larger ones, and tasks
+    # leave out rows by the masks.
     exact = kept if kept is not None and is_many(kept) else None
     parts: list[ChangePart] = []
     if after is not None:
@@ -273,6 +275,8 @@ def row_parts(
     if before is not None and every_change:
         parts += _parts(before, commit, DELETED, _others(before, kept), exact)
         if after is not None and kept is not None:
+            # Limited the other way than for appended rows: what is covered here too much is left
+            # out by `kept`, and nothing may be missing.
             rest = _candidates(before, after, touched, limited(kept, instead=True))
             parts += _parts(after, commit, UPDATED, rest, exact)
     return parts
@@ -328,6 +332,8 @@ def _kept(before: TableState, after: TableState, touched: Touched, commit: Commi
                 dimension_values(state.dataset, column, (0, common), state.options)
                 for state, column in zip((before, after), columns, strict=True)
             ]
+            # A row is its coordinates. Where these differ, the old row is deleted and a new one
+            # appended.
             mask = ~_differing(*values)
         masks.append(mask)
     return masks
@@ -357,6 +363,8 @@ def _candidates(
         if not column.variable or column.name in dims:
             continue
         sizes = after.chunk_shape(column.name)
+        # All its values may differ, though no chunk was set: one such array makes every row a
+        # candidate.
         if _is_rewritten(before, after, column.name) or sizes is None:
             return limits
         if column.name not in touched:
@@ -372,6 +380,7 @@ def _candidates(
             cells.append(_cells_of_box(box, grid.chunks))
     if not cells:
         return []
+    # From chunks to cells: chunk [2, 3) of 4 is the cells [8, 12).
     steps = np.array(grid.chunks, np.int64).reshape(1, -1, 1)
     boxes = boxes_of_cells(np.unique(np.concatenate(cells), axis=0)) * steps
     return list(clipped((tuple(map(tuple, box)) for box in boxes.tolist()), limits))
@@ -390,6 +399,7 @@ def _differing_box(
     places = np.nonzero(mask)
     for axis, found in zip(axes, places, strict=True):
         box[axis] = (int(found.min()), int(found.max()) + 1) if len(found) else (0, 0)
+    # A scalar has no axis along which an empty range would say that nothing differs.
     if not axes and not mask.any():
         return tuple((0, 0) for _ in common)
     return tuple(box)
@@ -415,11 +425,14 @@ def _document(node: Node) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(node.user_data)
     attributes: dict[str, Any] = document.get("attributes") or {}
     shown = {name: value for name, value in attributes.items() if name in _DECODING}
+    # A resize moves no value. Whether rows came or went is seen by the lengths.
     return {**document, "shape": None, "attributes": shown}
 
 
 def _differing(old: pa.Array[Any], new: pa.Array[Any]) -> npt.NDArray[np.bool_]:
     """Return a mask of differing values; NaN equals NaN, and null equals null."""
+    # Arrow's comparison with null is null, and NaN differs from itself: both would be changes in
+    # every commit.
     same = pc.fill_null(pc.equal(old, new), False)  # noqa: FBT003 -- Arrow's
     if pa.types.is_floating(new.type):
         both = pc.and_(pc.is_nan(old), pc.is_nan(new))
@@ -442,6 +455,7 @@ def changed_rows(
     assert shown is not None  # only a parent can have deleted rows
     make = _AnyReader if any_schema else partial(IcechunkReader, on_values=False)
     new = make(options.pinned(shown), schema)
+    # Boxes are exact, so that rows need no mask and batches are those of a plain read.
     if part.kind != UPDATED and part.kept is None:
         yield from new.read(Part(part.boxes))
         return
@@ -458,6 +472,8 @@ def changed_rows(
                 mask = _any_differing(_piece(old, piece), rows)
             if part.kept is not None:
                 kept = kept_cells(part.kept, piece)
+                # Of rows that both snapshots have, only updates are told; appended and deleted rows
+                # are all others.
                 mask &= kept if part.kind == UPDATED else ~kept
             yield from rows.filter(pa.array(mask)).to_batches(options.batch_rows)
 
@@ -589,11 +605,15 @@ def _changed_boxes(
             yield APPENDED, [tuple((0, count) for count in new)]
         return
     if not _is_same_array(before, after, name):
+        # Another node, or chunks of another shape: references of one say nothing of the other, and
+        # each chunk is compared.
         yield MIXED, [tuple((0, max(pair)) for pair in zip(old, new, strict=True))]
         return
     kept = [np.ones(min(pair), np.bool_) for pair in zip(old, new, strict=True)]
     yield DELETED, list(outside(kept, old))
     if touched is not None and touched.shape[1] == len(new):
+        # The log may name chunks beyond the end, written before the array was made smaller in the
+        # same commit.
         cells = touched[(touched < np.array(new, np.int64)).all(axis=1)]
         boxes = boxes_of_cells(cells).tolist()
         yield MIXED, [tuple((start, stop) for start, stop in box) for box in boxes]
@@ -646,6 +666,8 @@ def _by_kind(
     found: ChunkChanges, old: ReadOptions | None, new: ReadOptions
 ) -> Iterator[tuple[str, ReadOptions, Rows]]:
     """Return chunks that are new, replaced and gone, where there are any."""
+    # `after` has a row for each change but removals, and `before` for each but additions: places
+    # are counted among those.
     now = found.kinds[found.kinds != ChunkChange.REMOVED]
     for kind, change in ((APPENDED, ChunkChange.ADDED), (UPDATED, ChunkChange.CHANGED)):
         places = np.flatnonzero(now == change)

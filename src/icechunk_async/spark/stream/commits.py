@@ -89,6 +89,7 @@ async def commits_after(
 
     Cost: one request with format version 2, one for each commit back to `start` with version 1.
     """
+    # Looked up once: both walks below are of the same history, whatever is committed meanwhile.
     tip = await repository.lookup_branch(branch)
     found = await _since(repository, branch, start, tip)
     places = {str(info.id): at for at, info in enumerate(found)}
@@ -99,6 +100,8 @@ async def commits_after(
         return []
     wanted = found if end is None else found[: places[end] + 1]
     return [
+        # The first snapshot is empty. A commit on it has no state before, which also holds if
+        # commits in between have expired.
         Commit(str(it.id), None if before.parent_id is None else str(before.id), it.written_at)
         for before, it in pairwise(wanted)
     ]

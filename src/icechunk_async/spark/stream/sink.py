@@ -121,6 +121,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         assert context is not None  # Spark runs it in a task
         task = context.partitionId()
         replaces = self.options.append_dim is None
+        # At the tip of now. Tasks of one batch may begin at different snapshots, see `_oldest`.
         plan = WritePlan.begin(
             self.options, self.columns, overwrite=replaces, cores=self.options.cores
         )
@@ -181,6 +182,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return False
         if newest == batch:
             there = _mark_of(repository, branch, Transaction(self.app_id, batch))
+            # A batch of an earlier version has no mark, and is believed by its number.
             if there is None or there == mark.properties():
                 return True
         raise CheckpointLostError(
@@ -297,6 +299,7 @@ def _oldest(plans: Sequence[WritePlan], batch: int) -> WritePlan:
     if alike and first.options.rebase:
         oldest: WritePlan | None = None
         for info in first.write.repository.ancestry(branch=branch):
+            # Ancestry is newest first, so that the last base that is found is the oldest.
             oldest = bases.pop(info.id, oldest)
             if not bases:
                 assert oldest is not None  # the last one found
@@ -314,6 +317,8 @@ def _alike(one: WritePlan, other: WritePlan) -> bool:
     a, b = one.target, other.target
     if a is None or b is None:
         return a is b
+    # Ids of nodes too: an array that was deleted and created again has the same path, and other
+    # chunks.
     same = (a.nodes, a.variables, a.growth is None) == (b.nodes, b.variables, b.growth is None)
     if a.growth is not None and b.growth is not None:
         same &= (a.growth.length, a.growth.most) == (b.growth.length, b.growth.most)

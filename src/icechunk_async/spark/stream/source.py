@@ -160,6 +160,7 @@ class StreamReader(DataSourceStreamReader):
         # Checkpoints of old versions of this library do not say.
         if self.options.any_schema or now is None or not is_object(before):
             return
+        # A checkpoint is a file, and its values may be of any type.
         known = {it: str(kind) for it, kind in before.items()}
         if known == now:
             return
@@ -170,6 +171,7 @@ class StreamReader(DataSourceStreamReader):
             for it, kind in known.items()
             if now.get(it, kind) != kind
         ]
+        # Only now, when the error is certain: it opens every snapshot since.
         changed = self._changed_at(start)
         who = "This query asks for" if changed is None else f"Since commit {changed} the table has"
         raise schema_changed(
@@ -217,6 +219,7 @@ class StreamReader(DataSourceStreamReader):
         # Looked up again: the plan may be made anew after a restart, in another process than
         # `latestOffset`.
         commits = self.after(start, end)
+        # The state after one commit is that before the next, so that each snapshot is opened once.
         before: Any = None
         for commit in commits:
             before, found = self._plan(commit, before)

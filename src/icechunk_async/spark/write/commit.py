@@ -46,7 +46,9 @@ _log = logging.getLogger(__name__)
 
 LATE_ROWS: Final = "spark-late-rows"
 """Property of a commit: how many of its rows were late, and replaced values or were left out."""
+# Compressed bytes of rows that are in memory together; the rows themselves are made chunk by chunk.
 _GROUP_BYTES: Final = 32 << 20
+# Each has the rows and the old values of a chunk in memory.
 _CONCURRENT: Final = 8
 
 
@@ -91,6 +93,8 @@ def commit_rows(
     # because their coordinates exist since.
     for refusal in (it.refusal for it in written if it.refusal is not None):
         raise refusal
+    # A batch of a stream may have late rows alone, which are dropped. The branch remembers it all
+    # the same, with their number.
     if transaction is None and not any(it.rows for it in written):
         return None
 
@@ -156,6 +160,8 @@ def _without(written: Sequence[RowsWritten], joiner: Joiner | None, shared: Any)
         changes = it.answer.changes
         if len(again):
             coords = np.stack(np.unravel_index(again, joiner.grid.counts), axis=1)
+            # Two tasks that stored one chunk would be a clash, and neither has the rows of the
+            # other: the commit writes it anew, and their objects are garbage.
             changes = without_chunks(changes, coords.astype(np.uint32))
         found.append(Answer(it.answer.task, changes))
     return found
@@ -177,6 +183,8 @@ def twice_whole(parts: Sequence[Parts]) -> int | None:
     whole = np.concatenate([np.empty(0, np.int64), *(it.whole for it in parts)])
     found, counts = np.unique(whole, return_counts=True)
     chunks = np.concatenate([np.empty(0, np.int64), *(it.chunks for it in parts)])
+    # A whole chunk leaves no cell for rows of others. Two tasks with the whole of it are as wrong
+    # as one with a part.
     twice = np.union1d(found[counts > 1], np.intersect1d(found, chunks))
     return int(twice[0]) if len(twice) else None
 
@@ -226,6 +234,8 @@ class Joiner:
         """
         arrays = self._arrays(store, write=True)
         places = [np.flatnonzero(np.isin(it.chunks, chunks)) for it in self.parts]
+        # Only for tasks that stored a chunk which is joined: a fork holds all references of its
+        # task.
         stored = {
             task: self._arrays(self.write.fork_with(self.changes[task]).store)
             for task, (it, mine) in enumerate(zip(self.parts, places, strict=True))
@@ -246,6 +256,8 @@ class Joiner:
         for it, mine in zip(self.parts, places, strict=True):
             at = np.searchsorted(chunks, it.chunks[mine])
             np.add.at(sizes, at, it.spans[mine, 1] - it.spans[mine, 0])
+        # The bytes before a chunk say its group, so that chunks stay in order: sizes of 20, 20 and
+        # 5 MiB are in the groups 0, 0 and 1.
         group = (np.cumsum(sizes) - sizes) // _GROUP_BYTES
         yield from np.split(chunks, np.flatnonzero(np.diff(group)) + 1)
 
@@ -257,6 +269,7 @@ class Joiner:
         places: Sequence[Ints],
         old: tuple[int, int] | None,
     ) -> None:
+        # Groups are contiguous in the ascending numbers of chunks, so that two ends describe one.
         wanted = [
             (it, mine[(it.chunks[mine] >= group[0]) & (it.chunks[mine] <= group[-1])])
             for it, mine in zip(self.parts, places, strict=True)
@@ -320,6 +333,7 @@ class Joiner:
                     values[name].append(given[name])
         every = np.concatenate(cells)
         found, counts = np.unique(every, return_counts=True)
+        # Only here can two tasks with one cell be found: each of them saw its own rows alone.
         if len(found) < len(every):
             raise self.duplicate(chunk, int(found[counts > 1][0]))
         joined = {name: np.concatenate(it) for name, it in values.items()}

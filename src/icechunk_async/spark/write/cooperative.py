@@ -129,6 +129,8 @@ class CooperativeWrite:
         task.
         """
         repo = Repository.open(repository) if isinstance(repository, str) else repository
+        # A fork of a session that changed nothing, so that no snapshot has to be stored for tasks
+        # to start from.
         root = repo.writable_session(branch).fork()
         if prepare is not None:
             prepare(root.store)
@@ -217,7 +219,11 @@ class CooperativeWrite:
         transaction, commit again to find out.
         """
         check_answers(answers, tasks)
+        # It takes the place of the session of the root, and stands where that stood: the commit
+        # finds out what others did since.
         session = self.repository.writable_session(self.branch)
+        # Spark returns answers in the order in which tasks end. Sorted, two runs make the same
+        # snapshot.
         ordered = sorted(answers, key=lambda it: it.task)
         merge_changes(session, self._root, [it.changes for it in ordered])
         if finish is not None:
@@ -295,6 +301,8 @@ def is_published(repository: Repository, branch: str, transaction: Transaction |
     if transaction is None:
         return False
     newest = published_version(repository, branch, transaction.app_id)
+    # Versions count up: an application that is at 7 has written 5 before, or does not want it any
+    # more.
     return newest is not None and newest >= transaction.version
 
 

@@ -34,6 +34,7 @@ __all__ = ["PartWriter", "Parts", "block_rows", "put_block"]
 
 _INLINE_BYTES: Final = 1 << 18
 """Rows of a task that travel with its answer: Spark bounds the answers of all tasks together."""
+# What the commit reads of all tasks at a time (`_GROUP_BYTES` there).
 _OBJECT_BYTES: Final = 32 << 20
 
 
@@ -56,6 +57,7 @@ async def put_block(
     shape = tuple(at.stop - at.start for at in region)
 
     async def put(name: str) -> None:
+        # Zarr's own loop runs all arrays of the chunk at once.
         array = arrays[name].async_array
         values: npt.NDArray[Any]
         # A chunk whose cells all have rows need not be read.
@@ -106,11 +108,13 @@ class PartWriter:
 
     def add(self, block: Block, *, stored: bool) -> None:
         """Add the rows of a chunk; without their values if the task stored the chunk."""
+        # Stored values are read back from the chunk if they are needed, and are not sent twice.
         data = _packed(block, {} if stored else block.values)
         if self._open and len(self._open) + len(data) > _OBJECT_BYTES:
             self._flush()
         start = len(self._open)
         self._open += data
+        # Read by position in `finish`: chunk, stored, piece, first byte, end.
         self._rows.append((block.chunk, stored, len(self._pieces), start, len(self._open)))
 
     def finish(self, whole: list[int]) -> Parts:
@@ -136,6 +140,8 @@ class PartWriter:
 
 def _packed(block: Block, values: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Return rows by ascending cell, compressed."""
+    # Ascending cells have small steps, which compress, and `block_rows` checks two ends in place of
+    # all cells.
     order = np.argsort(block.cells, kind="stable")
     document = {
         "cells": block.cells[order].astype("<i8").tobytes(),

@@ -32,6 +32,7 @@ def check_types(schema: StructType | pa.Schema) -> None:
         InvalidInputError: Arrow's Python package has no class for one, so that no task could read
             it.
     """
+    # A schema of Arrow comes from Sail, and Arrow has a class for each of its types.
     fields = schema.fields if isinstance(schema, StructType) else []
     for it in fields:
         if isinstance(it.dataType, YearMonthIntervalType):
@@ -88,6 +89,8 @@ class WritePlan:
         # looking would refuse.
         if is_published(repository, options.branch, transaction):
             return cls(CooperativeWrite.begin(repository, options.branch), options, None)
+        # `prepare` is called once, before tasks exist; what it looked up is handed out by this
+        # list.
         looked: list[WriteTarget] = []
 
         def prepare(store: IcechunkStore) -> None:

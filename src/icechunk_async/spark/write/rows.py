@@ -159,6 +159,7 @@ def write_rows(
         fill_gaps=fill_gaps,
         late_rows=late_rows,
     )
+    # Before arrays are looked at: coordinates of an append that landed exist, and would be refused.
     if is_published(repo, branch, transaction):
         return Published(repo.lookup_branch(branch), committed=False)
     if mode == "append" and append_dim is not None and append_values is None:
@@ -206,6 +207,7 @@ def _with_values(
     # Another job over all rows. Where coordinates have equal steps, each task counts on by itself.
     column = frame.select(dim).distinct().toArrow().column(dim).combine_chunks()
     new = np.unique(coordinate_column(column, dim))
+    # Rows may be late as well; what to do with those is decided where they are placed.
     new = new[~np.isin(new, there)]
     # Latitudes often descend: what is appended continues the order that is there.
     if len(there) > 1 and is_sorted(there) and there[0] > there[-1]:

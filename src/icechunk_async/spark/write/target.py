@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 
+# Also arrays with chunks of many steps must grow by more than a chunk in one write.
 _APPENDED_CHUNKS: Final = 10
 
 
@@ -127,6 +128,8 @@ class WriteTarget:
         if self.growth is None:
             return grid
         at = self.axes.index(self.growth.axis)
+        # Any of them: `shared_grid` has found all grids to be the same, and an irregular one does
+        # not grow.
         array = next(iter(arrays.values()))
         return grid.grown(at, (array.shards or array.chunks)[at], self.growth.most)
 
@@ -207,6 +210,7 @@ def coordinates_of(dataset: xarray.Dataset, dim: str) -> npt.NDArray[Any]:
     values = np.asarray(dataset.variables[dim].values)
     if values.dtype.kind in "Mm":
         return values.astype(f"{values.dtype.kind}8[us]")
+    # Text is of objects too, and the first value says which of both it is.
     if values.dtype == object and values.size and not isinstance(values[0], str):
         raise InvalidInputError(
             f"The coordinates of {dim!r} are of {type(values[0]).__name__}, a type that no column "

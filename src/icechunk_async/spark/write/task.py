@@ -108,6 +108,7 @@ def write_batches(
     """
     target = plan.target
     if target is None:
+        # Spark expects a task to read its input to the end.
         for _ in batches:
             pass
         return RowsWritten.nothing(plan, task)
@@ -123,6 +124,7 @@ def write_batches(
         places, given, kept = rows.place(batch)
         if growth is not None and appended is not None:
             at = target.axes.index(growth.axis)
+            # What rows say, not what steps compute: 0.1 + 0.2 is another coordinate than 0.3.
             appended.add(places[at], given[at])
         columns = _encoded(kept, target, allow=plan.options.cast == "allow")
         for block in assembly.add(places, columns):
@@ -177,6 +179,7 @@ class _Rows:
                     given = [it[~late] for it in given]
                     places = [it[~late] for it in places]
             if batch.num_rows:
+                # Of the rows that stay: one that is dropped must not make the arrays longer.
                 self.length = max(self.length, int(places[at].max()) + 1)
         self.count += batch.num_rows
         return places, given, batch
