@@ -11,6 +11,7 @@ import pytest
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope, FileType, pack, unpack
 from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.snapshot import Node, decode_snapshot
 from tests.unit.format.damage import look_at, look_at_file, within_bounds
 from tests.unit.format.forge import Forge
 from tests.unit.format.other_writer import OtherManifest
@@ -211,18 +212,38 @@ def test_nodes_that_are_all_the_same_are_refused() -> None:
     assert not opens(snapshot(out, [out.table(fields)] * 100_000), FileType.SNAPSHOT)
 
 
-def test_nodes_that_share_a_document_are_read() -> None:
-    """Documents are copied one by one, when they are asked for."""
+def groups_sharing(num_groups: int) -> Envelope:
+    """Return a snapshot of groups that all have the same document."""
     out = TableBuilder()
     blob, group = out.blob(LONG.encode()), out.table({})
     nodes = [
         out.table(
-            {0: Struct(node_id(row)), 1: out.string(f"/{row}"), 2: blob, 3: Scalar(2, 1), 4: group}
+            {0: Struct(node_id(row)), 1: out.string(f"/{row:04}"), 2: blob, 3: Scalar(2, 1),
+             4: group}
         )
-        for row in range(50)
-    ]
-    payload = snapshot(out, nodes)
-    within_bounds(lambda: look_at(Envelope(2, payload), FileType.SNAPSHOT), 50 * len(payload))
+        for row in range(num_groups)
+    ]  # fmt: skip
+    return Envelope(2, snapshot(out, nodes))
+
+
+def test_a_few_nodes_may_share_a_document() -> None:
+    """Each of them has it, however they are read."""
+    envelope = groups_sharing(10)
+    assert opens(bytes(envelope.payload), FileType.SNAPSHOT)
+    nodes = decode_snapshot(envelope).nodes
+    assert {len(node.user_data) for node in nodes.values()} == {len(LONG)}
+    assert len(nodes["/0007"].user_data) == len(LONG)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_nodes_that_all_share_a_document_are_refused(together: bool) -> None:  # noqa: FBT001
+    """Callers keep nodes: a document of megabytes, a thousand times, would fill the memory."""
+    envelope = groups_sharing(MANY)
+    nodes = decode_snapshot(envelope).nodes
+    found: list[Node] = []
+    with pytest.raises(FormatError, match="unfolds"):
+        found.extend(nodes.values() if together else map(nodes.__getitem__, nodes.paths))
+    assert sum(len(node.user_data) for node in found) <= 16 * len(envelope.payload)
 
 
 def test_metadata_that_shares_its_values_is_refused() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.checks import lookups_pay_for_all
+from icechunk_async.format.flatbuffers.checks import MAX_SHARING, lookups_pay_for_all, unfolded
 from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.flatbuffers.splicing import Spans
 from icechunk_async.format.ids import ManifestId, NodeId
@@ -201,8 +201,11 @@ class NodeTable(TableList):
         """Iterate over nodes, given by the places of their paths in the index.
 
         Those that are not known yet are decoded together, and not kept.
+
+        Raises:
+            FormatError: one of them is damaged, or they share documents without end.
         """
-        index = self.index
+        index, size_bytes = self.index, 0
         for first in range(0, len(paths), _BLOCK):
             chosen = paths[first : first + _BLOCK]
             names = [index.paths[place] for place in chosen]
@@ -211,8 +214,13 @@ class NodeTable(TableList):
             rows = [index.rows[chosen[at]] for at in missing]
             tables = self.tables.select(np.array(rows, np.int64))
             made = decode_nodes(tables, [names[at] for at in missing])
-            for node in found:
-                yield next(made) if node is None else node
+            for known in found:
+                node = next(made) if known is None else known
+                # Callers may keep all nodes, and the nodes of a hostile file share one document.
+                size_bytes += len(node.user_data)
+                if size_bytes > MAX_SHARING * len(self.payload):
+                    raise unfolded(len(self.payload), size_bytes)
+                yield node
 
 
 def _listed_twice() -> FormatError:
@@ -305,7 +313,7 @@ def decode_node(row: Row, path: str) -> Node:
         FormatError: it is damaged.
     """
     node_id = NodeId(row.struct(0, NodeId.size_bytes, field="id"))
-    document = row.raw(2, required="user_data")
+    document = row.blob(2, required="user_data")
     kind = row.number(3, 1)
     if kind == GROUP:
         return Node(node_id, path, document)
