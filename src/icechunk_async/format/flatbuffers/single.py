@@ -171,8 +171,6 @@ class Row:
         place = self._place(slot, size)
         if not place:
             raise lacking(field)
-        if place + size > self._reader.size:
-            raise outside()
         return bytes(self._reader.payload[place : place + size])
 
     def vector(

@@ -172,12 +172,12 @@ class SeekIndex:
         fences = self.arrays.get(node_id)
         if fences is None or not rows:
             return []
+        # In the payload: `decode` refuses arrays that end outside of it.
         entries = (fences.first + 4 * rows.start, fences.first + 4 * rows.stop)
         # The root and arrays lie at the start, so piece 0; then the vtable, the first table and its
         # location.
         wanted = {0, fences.shape, *fences.pieces[rows.start // self.step].tolist()}
-        if entries[1] <= self.cuts[-1]:
-            wanted |= set(self.covering(*entries))
+        wanted |= set(self.covering(*entries))
         return sorted(piece for piece in wanted if piece < len(self))
 
 
