@@ -85,6 +85,8 @@ class DigestList:
             first, *lines = data.decode("ascii").removesuffix("\n").split("\n")
             if first != _FIRST:
                 raise _damaged("its first line is another one")
+            # Nodes are in lines that begin with `#`, which `sha256sum -c` passes over: it checks
+            # files.
             nodes = [line for line in lines if line.startswith(("# array ", "# group "))]
             manifests: dict[ManifestId, Listed | None] = {}
             rest = iter(lines[len(nodes) :])
@@ -100,10 +102,13 @@ def node_lines(nodes: Iterable[Node]) -> list[str]:
     lines: list[str] = []
     for node in sorted(nodes, key=lambda node: node.path):
         digest = hashlib.sha256(node.user_data).hexdigest()
+        # In JSON, since a path may hold a line break, by which another line could be forged.
         path = json.dumps(node.path)
         if node.array is None:
             lines.append(f"# group {node.id} {digest} {path}")
             continue
+        # Sorted, since the order of an array's manifests means nothing and may differ between
+        # engines.
         refs = sorted(
             f"{ref.manifest_id}[{','.join(f'{low}:{high}' for low, high in ref.extents)}]"
             for ref in node.array.manifests
@@ -115,6 +120,8 @@ def node_lines(nodes: Iterable[Node]) -> list[str]:
 def _manifest_lines(manifest_id: ManifestId, listed: Listed | None) -> list[str]:
     manifest, sums = manifest_key(manifest_id), sums_key(manifest_id)
     if listed is None:
+        # Not left out: a list that says nothing of a manifest would vouch for a snapshot that it
+        # does not know.
         return [f"# unknown {manifest}"]
     second = f"# incomplete {sums}" if listed.sums is None else f"{listed.sums.hex()}  {sums}"
     return [f"{listed.manifest.hex()}  {manifest}", second]
@@ -130,6 +137,7 @@ def _read_line(line: str, rest: Iterable[str], found: dict[ManifestId, Listed | 
     sums, note = _DIGEST.fullmatch(second), _NOTE.fullmatch(second)
     about = f"{sums[2]}/{sums[3]}" if sums is not None else second.removeprefix("# incomplete ")
     known = sums is not None or note is not None
+    # Two lines belong together: a sidecar of another manifest would vouch for the wrong chunks.
     if not known or first is None or first[2] != "manifests" or about != f"sums/{first[3]}":
         raise _damaged(f"it has the line {line[:100]!r}")
     found[ManifestId.parse(first[3])] = Listed(

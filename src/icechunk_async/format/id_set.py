@@ -48,6 +48,8 @@ class IdSet:
         if len(ids):
             self._waiting.append(ids)
             self._num_waiting += len(ids)
+        # Only when as much waits as is sorted: each id is then sorted a logarithmic number of
+        # times, and memory is at most double.
         if self._num_waiting > max(_FEWEST_WAITING, len(self._high)):
             self._settle()
 
@@ -60,6 +62,8 @@ class IdSet:
         self._settle()
         high, low = _columns(ids)
         found = np.full(len(ids), -1, np.int64)
+        # By the first eight bytes. Ids are random, so the last four decide hardly ever, but hostile
+        # ones may all begin alike.
         places = np.searchsorted(self._high, high)
         rows = np.arange(len(ids))
         while len(rows):  # once, but for ids that begin alike
@@ -130,6 +134,7 @@ def parse_ids(names: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_]]:
     letters = np.frombuffer(b"".join(fitting), np.uint8).reshape(len(names), _LETTERS)
     values = _VALUES[letters]
     valid: npt.NDArray[np.bool_] = np.all(values != _INVALID, axis=1)
+    # Five bits a letter, of the eight of its number.
     bits: npt.NDArray[Any] = np.unpackbits(values[:, :, None], axis=2)[:, :, 3:]
     bits = bits.reshape(len(names), 5 * _LETTERS)
     valid &= ~bits[:, _SIZE_BYTES * 8 :].any(axis=1)  # the bytes beyond the id are zero

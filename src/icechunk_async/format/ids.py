@@ -34,6 +34,8 @@ _COMMON_BYTES: Final = 12
 def encode_base32(raw: bytes) -> str:
     """Return bytes in Crockford base32, most significant bit first, zero bits at the end."""
     letters = -(-len(raw) * 8 // 5)
+    # One number of all bits, filled up at its end to whole letters: twelve bytes are 96 bits, and
+    # twenty letters 100.
     number = int.from_bytes(raw) << (letters * 5 - len(raw) * 8)
     return "".join([ALPHABET[number >> place & 31] for place in range(5 * letters - 5, -1, -5)])
 
@@ -163,5 +165,6 @@ class StatisticsId(_ObjectId):
         return NodeId(bytes(self[: NodeId.size_bytes]))
 
 
+# Never a test for "the root": repositories of 0.x have another first id, which migration keeps.
 INITIAL_SNAPSHOT_ID: Final = SnapshotId(bytes.fromhex("0b1cc8d6787580f0e33a6534"))
 """The first snapshot of repositories made by 1.0 and later; older ones have a random first id."""

@@ -108,6 +108,7 @@ def is_immutable(key: str, *, spec_version: int) -> bool:
         case "snapshots" if spec_version == 1:
             return False
         case "snapshots" | "transactions":
+            # A cache that outlives a repository would show the first snapshot of the one before it.
             return name not in ("", str(INITIAL_SNAPSHOT_ID))
         case _:
             return False
@@ -168,6 +169,7 @@ def tag_key(name: str) -> str:
 
 def tombstone_key(name: str) -> str:
     """Return the key of the object that marks a tag as deleted (spec 1)."""
+    # The file of the tag stays beside it. That is what keeps the name from being used again.
     return f"{tag_key(name)}.deleted"
 
 

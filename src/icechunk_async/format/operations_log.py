@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 
+# The official engine takes OFFLINE for ONLINE. Here it forbids changes, for which it was set.
 class Availability(IntEnum):
     """Whether a repository may be changed at present; honoured by writers, not enforced."""
 
@@ -255,6 +256,7 @@ class Update:
 def decode_update(row: Row) -> Update:
     """Read one Update table; raise `FormatError` if it is damaged."""
     kind = row.number(0, 1)
+    # An operation that this version does not know may be one that its caller must not pass over.
     if kind not in MEMBERS:
         raise unknown_kind(kind)
     cls, forms = MEMBERS[kind]

@@ -17,6 +17,8 @@ __all__ = [
     "encode_renewed_ref",
 ]
 
+# Far above 35 bytes, room for the white space of renewed ones, and nothing that JSON takes long
+# for.
 _MAX_REF_BYTES: Final = 4096
 _NO_SNAPSHOT: Final = SnapshotId(bytes(SnapshotId.size_bytes))
 _CLOSED: Final = "closed_by_migration_at"
@@ -74,6 +76,7 @@ def encode_closed_ref(snapshot_id: SnapshotId) -> bytes:
 
 def decode_closed_ref(data: bytes | memoryview) -> SnapshotId | None:
     """Return the tip of a closed branch; None if the branch is not closed."""
+    # Cheap for every ref that is read: only those with the key are parsed twice.
     raw = bytes(data[:_MAX_REF_BYTES])
     if _CLOSED.encode() not in raw:
         return None

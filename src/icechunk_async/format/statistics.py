@@ -113,6 +113,8 @@ class ChunkStatistics:
         """Return the object of an id. Equal statistics give equal bytes."""
         head = (bytes(statistics_id), self.kind.encode(), b"", self.meaning, len(self.rows))
         parts = [_HEAD.pack(_MAGIC, *head)]
+        # Column by column: numbers of one kind lie together and compress, and a reader of one needs
+        # no others.
         parts += [self.rows[name].tobytes() for name in _names(self.rows)]
         data = b"".join(parts)
         return data + hashlib.sha256(data).digest()
@@ -145,6 +147,8 @@ class ChunkStatistics:
             raise _damaged(statistics_id, f"they are those of {StatisticsId(about)}")
         end = len(view) - _DIGEST_BYTES
         form = row_type(kind)
+        # With Python's numbers, before `np.empty`: a count of 64 bits must not allocate more than
+        # was sent.
         if end - _HEAD.size != count * form.itemsize:
             raise _damaged(statistics_id, f"they have another size than {count} rows")
         # Wrong bounds would leave data out of results in silence, so nothing damaged may pass.
@@ -191,6 +195,7 @@ def _are_texts(rows: Rows) -> bool:
         least = np.where(rows["cut"] & flag, _LEAST_CUT, 0)
         if (lengths > _TEXT_BYTES).any() or (lengths < least).any():
             return False
+        # Zeros behind the text: other bytes would order equal texts differently.
         if (raw[:, :-1] * _is_behind(raw)).any():
             return False
         try:
@@ -198,6 +203,7 @@ def _are_texts(rows: Rows) -> bool:
             raw.tobytes().decode("utf-8")
         except UnicodeDecodeError:
             return False
+    # A cut upper bound is below the value that it stands for, so it is compared as raised.
     return bool((rows["low"] <= greatest_keys(rows)).all())
 
 
@@ -221,6 +227,7 @@ def text_bound(text: str) -> tuple[bytes, bool]:
     """
     data = text[:_LONGER].encode()
     length = min(len(data), _TEXT_BYTES)
+    # Back to where a character begins: a bound is whole characters.
     while length < len(data) and data[length] & 0xC0 == 0x80:
         length -= 1
     return data[:length].ljust(_TEXT_BYTES, b"\0") + bytes([length]), length < len(data)
@@ -237,6 +244,7 @@ def text_key(text: str) -> bytes:
 
 def text_of(bound: bytes) -> str:
     """Return the text in a bound, whose last zeros NumPy may have left out."""
+    # NumPy drops zeros at the end, and the length, which is last, is 0 for an empty text alone.
     return bound[: bound[_TEXT_BYTES]].decode() if bound else ""
 
 
@@ -262,6 +270,7 @@ def _damaged(statistics_id: StatisticsId, why: str) -> FormatError:
 def joined(parts: Iterable[Rows], kind: ValueKind) -> Rows:
     """Return the rows of several objects in the order of their keys, each key once."""
     whole = np.concatenate([np.empty(0, row_type(kind)), *parts])
+    # Equal keys are about equal bytes, so it does not matter which row stays.
     _, first = np.unique(whole["key"], return_index=True)
     return whole[first]
 
@@ -277,6 +286,8 @@ def cells_within(
         chunks: cells of a chunk along each axis.
     """
     sizes = np.array(chunks, np.int64)
+    # A chunk behind the end of its array, as one that shrank may still have, reaches 0 cells into
+    # it.
     left = np.array(shape, np.int64) - coords.astype(np.int64) * sizes
     found: npt.NDArray[np.int64] = np.clip(left, 0, sizes)
     return found
@@ -342,6 +353,8 @@ def carried(rows: Rows, before: ChunkRefs, after: ChunkRefs) -> Rows:
     about = np.zeros((len(rows), _KEY_BYTES), np.uint8)
     about[:] = np.ascontiguousarray(rows["key"]).view(np.uint8).reshape(-1, _KEY_BYTES)
     extents = about[:, _IDENTITY_BYTES:].copy()
+    # Looked up by the first 32 bytes: the copy has other bytes there, and the cells that count
+    # stay.
     about[:, _IDENTITY_BYTES:] = 0
     identities = about.reshape(-1).view(f"S{_KEY_BYTES}")
     first = np.searchsorted(identities, old, side="left")
@@ -349,6 +362,8 @@ def carried(rows: Rows, before: ChunkRefs, after: ChunkRefs) -> Rows:
     which = np.repeat(np.arange(len(old)), counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     places = first[which] + within
+    # A chunk may have rows for several extents, from before and after its array grew; each is
+    # carried.
     keys = np.ascontiguousarray(new[which]).view(np.uint8).reshape(-1, _KEY_BYTES).copy()
     keys[:, _IDENTITY_BYTES:] = extents[places]
     found: Rows = rows[places]
@@ -374,6 +389,7 @@ def _described(refs: ChunkRefs, row: int) -> bytes | memoryview | None:
             return data
         case VirtualChunk() as ref if refs.etags.item(row) != NO_ETAG or ref.last_modified:
             guard = ref.last_modified if ref.etag is None else ref.etag
+            # With the type of the guard, so that the ETag "5" is not the time 5.
             parts = (ref.location, ref.offset, ref.length, type(guard).__name__, guard)
             return "\0".join(map(str, parts)).encode("utf-8", "surrogateescape")
         case _:
@@ -385,6 +401,7 @@ def _extents(within: npt.NDArray[np.int64], chunks: Sequence[int]) -> npt.NDArra
     found = np.zeros((len(within), 8), np.uint8)
     partial = np.flatnonzero((within != np.array(chunks, np.int64)).any(axis=1))
     if len(partial):
+        # Edge chunks of one side have equal extents: a digest for each different one.
         different, rows = np.unique(within[partial], axis=0, return_inverse=True)
         digests = [hashlib.sha256(it.astype("<u8").tobytes()).digest()[:8] for it in different]
         table = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 8)

@@ -109,6 +109,7 @@ class ArraySums:
         """Return a code for each reference, ``(n,)``; 0 where the sum is unknown."""
         known = np.unpackbits(self.bits, count=self.count, bitorder="little").view(np.bool_)
         codes = np.zeros(self.count, np.uint64)
+        # There are as many as bits that are set: `_read_array` took that number of them.
         codes[known] = self.crcs.astype(np.uint64) | np.uint64(KNOWN)
         return codes
 
@@ -138,6 +139,7 @@ class ManifestSums:
     @property
     def weight(self) -> int:
         """The decoded references that take as much memory."""
+        # Four bytes and a bit against some forty of a decoded reference.
         return 1 + sum(it.count for it in self.arrays.values()) // 8
 
     @property
@@ -174,6 +176,8 @@ class ManifestSums:
 
     def encode(self) -> bytes:
         """Return the sidecar. Equal sums give equal bytes."""
+        # One order and no other, as `decode` checks: the digest of a sidecar is part of a content
+        # root.
         order = sorted(self.arrays)
         head = self.head
         flags = (_CRC32C, int(head.is_complete), b"")
@@ -202,6 +206,8 @@ class ManifestSums:
         at = _HEAD.size + count * _ARRAY.size
         if at > end:
             raise _damaged(manifest_id, "they list more arrays than there are bytes for")
+        # Against damage, not against forgery: who can write here can compute it. A wrong sum would
+        # call a sound chunk damaged.
         if hashlib.sha256(view[:end]).digest() != bytes(view[end:]):
             raise _damaged(manifest_id, "their own digest is another one")
         arrays: dict[tuple[NodeId, int], ArraySums] = {}
@@ -213,6 +219,7 @@ class ManifestSums:
                 raise _damaged(manifest_id, "their arrays are out of order, or cannot exist")
             arrays[key], at = _read_array(view[:end], at, rows, manifest_id)
             last = key
+        # All bytes are accounted for, so that equal sums are equal files.
         if at != end:
             raise _damaged(manifest_id, "there are more bytes than sums")
         return cls(head, arrays)
@@ -244,8 +251,10 @@ def _read_array(
     if middle > len(view):
         raise _damaged(manifest_id, "they list more chunks than there are bytes for")
     bits = np.frombuffer(view[at:middle], np.uint8)
+    # The last byte may have bits beyond the last chunk, which would count as sums.
     if rows % 8 and int(bits[-1]) >> rows % 8:
         raise _damaged(manifest_id, "they mark chunks that they do not list")
+    # The number of sums is the number of bits: no count of its size can contradict them.
     end = middle + 4 * int(np.bitwise_count(bits).sum(dtype=np.int64))
     if end > len(view):
         raise _damaged(manifest_id, "they mark more chunks than there are bytes for")
@@ -255,6 +264,8 @@ def _read_array(
 def _codes(refs: ChunkRefs) -> Codes:
     if refs.sums is None:
         return np.zeros(len(refs), np.uint64)
+    # Inline chunks lie in the manifest, which has a digest itself, and virtual ones are others'
+    # objects.
     return np.where(refs.kinds == Kind.NATIVE, refs.sums, np.uint64(0))
 
 

@@ -125,6 +125,7 @@ class TransactionLog:
         for node, coords in later.updated_chunks.items():
             earlier = self.chunks_of(node, coords.shape[1])
             chunks[node] = unique_coordinates(np.concatenate([earlier, coords]))
+        # The first source and the last target of each node; one that came back has not moved.
         first = {move.node_id: move for move in reversed(self.moves + later.moves)}
         last = {move.node_id: move for move in self.moves + later.moves}
         return TransactionLog(
@@ -237,6 +238,8 @@ def _encode_few(log: TransactionLog) -> memoryview | None:
     entries: list[int] = [len(nodes)]
     parts: list[bytes] = []
     for place, node in enumerate(nodes):
+        # Written out by hand for the usual small commit: the layout is `_encode`'s, and tests
+        # compare the two byte for byte.
         coords = log.updated_chunks[node]
         count, rank = coords.shape
         entries.append(at - _HEAD_BYTES - 4 - 4 * place)

@@ -59,6 +59,7 @@ _INTEGERS: Final = {
 FLOATS: Final = {"float16": "<e", "float32": "<f", "float64": "<d"}
 """The names of floating-point types, and their formats in `struct`."""
 _COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
+# Nine digits at most: elements of 125 MB, and no number that `int` refuses to read.
 _RAW: Final = re.compile(r"r([1-9][0-9]{0,8})")
 _NAMED: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]+")
@@ -118,10 +119,14 @@ def parse_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mappin
         InvalidMetadataError: it is no document of Zarr format 3.
         UnsupportedBySpecError: it has something that the layout cannot express.
     """
+    # Parsed twice: once to be checked as any document of a session, then for what only these
+    # layouts store.
     parsed = parse_document(data, path)
     document: dict[str, Any] = json.loads(data)
     known = _GROUP_MEMBERS if parsed.array is None else _ARRAY_MEMBERS
     for name, value in document.items():
+        # What is not stored would be missing when it is read back, and nobody would notice. Null
+        # says nothing and may go.
         if name not in known and value is not None:
             refusals.refuse(path, f"its document has {name!r}")
     attributes: Any = document.get("attributes")
@@ -132,6 +137,7 @@ def parse_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mappin
     _check_json(attributes, path, "attributes", refusals)
     if parsed.array is None:
         return attributes
+    # Before `chunk_shape` is looked at, which other grids do not have.
     if not parsed.regular_grid:
         refusals.refuse(path, "it has a rectilinear chunk grid")
     chunks = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
@@ -157,6 +163,8 @@ def parse_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mappin
 
 def _check_json(value: JSON, path: str, name: str, refusals: Refusals) -> None:
     try:
+        # Python's parser lets NaN and lone surrogates pass; other parsers refuse the file that
+        # would hold them.
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         refusals.refuse(path, f"its {name} have no JSON form ({error})")
@@ -173,6 +181,8 @@ def _data_type(value: Any, path: str, refusals: Refusals) -> str:
             name = f"r{8 * size}"
         elif configuration or name == "raw_bytes":
             name = None
+    # A type with a configuration, such as text, means more than its name, which is all that these
+    # layouts store.
     if not isinstance(name, str) or element_bytes(name) is None:
         refusals.refuse(path, f"its data type is {value!r:.100}")
     return name
@@ -283,6 +293,7 @@ def fill_to_bytes(data_type: str, fill: Any) -> bytes:
 
 def _integer(data_type: str, fill: Any) -> bytes:
     size, signed = _INTEGERS[data_type]
+    # Documents of JavaScript and others write 0.0 for an integer's fill value.
     if isinstance(fill, float) and fill.is_integer():
         fill = int(fill)
     if isinstance(fill, int) and not isinstance(fill, bool):
@@ -297,6 +308,7 @@ def _float(data_type: str, fill: Any) -> bytes:
     layout = FLOATS[data_type]
     size = struct.calcsize(layout)
     if isinstance(fill, str):
+        # Zarr writes such a number with its most significant byte first.
         if _HEX.fullmatch(fill) and len(fill) == 2 + 2 * size:
             return bytes.fromhex(fill[2:])[::-1]
         fill = _NAMED.get(fill, fill)
@@ -313,6 +325,7 @@ def _raw(data_type: str, fill: Any) -> bytes:
     raw: bytes | None = None
     try:
         if isinstance(fill, str):
+            # Zarr-Python writes base64, the specification a list of bytes.
             raw = base64.b64decode(fill, validate=True)
         elif is_list(fill):
             raw = bytes(fill)
@@ -332,6 +345,7 @@ def fill_from_bytes(data_type: str, raw: bytes) -> JSON:
     if len(raw) != element_bytes(data_type):
         raise FillError(f"a fill value of {data_type} has {len(raw)} bytes")
     if data_type == "bool":
+        # NumPy would read any other byte as true, and write it back as 1.
         if raw[0] > 1:
             raise FillError(f"a fill value of bool is the byte {raw[0]}")
         return bool(raw[0])
@@ -350,6 +364,8 @@ def _float_text(data_type: str, raw: bytes) -> JSON:
     value: float = struct.unpack(layout, raw)[0]
     if math.isfinite(value):
         return value
+    # Only the NaN that everybody means has a name. Others keep their payload as a number in
+    # hexadecimal.
     for name, named in _NAMED.items():
         if struct.pack(layout, named) == raw:
             return name

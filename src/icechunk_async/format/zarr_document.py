@@ -45,6 +45,7 @@ def parse_document(data: bytes, path: str) -> Document:
         raise _invalid(path, f"it is no JSON ({error})") from error
     if not is_object(document):
         raise _invalid(path, "it is no JSON object")
+    # The official engine does not look at it, so documents without one may be stored.
     zarr_format = document.get("zarr_format", 3)
     if zarr_format != 3:
         raise _invalid(path, f"its zarr_format is {zarr_format!r}, and only 3 is stored")
@@ -106,6 +107,8 @@ def _array(document: dict[str, Any], path: str) -> Document:
         case _:
             raise _invalid(path, f"its chunk grid is {name!r}, not 'regular' or 'rectilinear'")
     for count in counts:
+        # Coordinates have 32 bits in manifests. The official engine casts, and stores another
+        # number.
         if count > _MAX_CHUNKS:
             raise _invalid(path, f"it has {count} chunks along an axis; at most {_MAX_CHUNKS} fit")
     dimensions = tuple(Dimension(*pair) for pair in zip(shape, counts, strict=True))
@@ -114,6 +117,8 @@ def _array(document: dict[str, Any], path: str) -> Document:
 
 
 def _shape(shape: Any, path: str) -> list[int]:
+    # Also no booleans, which are integers of Python, and no floats: `[1.0]` is not `[1]` to other
+    # readers.
     if not _are_sizes(shape, minimum=0) or max(shape, default=0) > _MAX_LENGTH:
         raise _invalid(path, f"its shape is {shape!r}, not a list of lengths")
     if len(shape) > MAX_RANK:
@@ -139,6 +144,7 @@ def _is_default_encoding(encoding: Any) -> bool:
 def _regular(chunks: Any, shape: Sequence[int], path: str) -> list[int]:
     if not _are_sizes(chunks, minimum=0) or len(chunks) != len(shape):
         raise _invalid(path, f"its chunk_shape is {chunks!r}; it needs {len(shape)} sizes")
+    # On an empty axis the official engine takes a chunk length of 0, for no chunks.
     if any(length and not chunk for length, chunk in zip(shape, chunks, strict=True)):
         raise _invalid(path, f"its chunk_shape {chunks!r} has a size of 0")
     return [
@@ -182,6 +188,7 @@ def _names(names: Any, rank: int, path: str) -> tuple[str | None, ...] | None:
     for name in names:
         if name is not None and utf8(name) is None:
             raise _invalid(path, f"the dimension name {name!r} has lone surrogates")
+    # Empty names are unnamed dimensions in the file, as the official engine stores them.
     return tuple(name or None for name in names)
 
 

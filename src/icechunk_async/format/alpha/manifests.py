@@ -59,9 +59,11 @@ def decode_manifest(manifest_id: ManifestId, data: bytes | memoryview) -> Manife
         refs[tuple(coords)] = _read(chunks.as_part(value, f"A manifest, at {name},"))
     arrays: dict[NodeId, ChunkRefs] = {}
     strays: dict[tuple[NodeId, int], ChunkRefs] = {}
+    # The commonest rank of an array first, as in `manifest.reading`: others are strays.
     ordered = sorted(by_array.items(), key=lambda it: (it[0][0], -len(it[1]), it[0][1]))
     for (number, rank), refs in ordered:
         node_id = NodeId(number.to_bytes(NodeId.size_bytes))
+        # Names of a JSON object have no order, and parsers keep that of the file.
         columns = ChunkRefs.from_mapping(rank, refs).sort()
         if arrays.setdefault(node_id, columns) is not columns:
             strays[node_id, rank] = columns
@@ -69,6 +71,7 @@ def decode_manifest(manifest_id: ManifestId, data: bytes | memoryview) -> Manife
 
 
 def _read(part: Part) -> ChunkRef:
+    # With two places it would depend on the reader which bytes a chunk has.
     if len(part.members) != 1:
         raise part.fault(f"has {len(part.members)} references in place of one")
     ((kind, value),) = part.members.items()

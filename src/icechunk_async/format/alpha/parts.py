@@ -24,6 +24,7 @@ def read_bytes(part: Part, value: object) -> bytes:
     """Return bytes that are a list of numbers."""
     try:
         if is_list(value):
+            # Refuses what is no integer from 0 to 255, and is quicker than looking at each.
             return bytes(value)
     except (TypeError, ValueError):
         pass

@@ -117,6 +117,8 @@ def decode_ref(data: bytes | memoryview) -> RefData:
     document = parse_json(data, "reference file")
     ours = document.part("properties").members.get(_OURS)
     state = BranchState.OPEN
+    # Unknown states are refused: one that a later version adds may forbid what an open branch
+    # allows.
     if is_object(ours) and ours.get(_STATE) is not None:
         try:
             state = BranchState(ours[_STATE])

@@ -227,6 +227,8 @@ class OpenedSnapshot:
         """
         self._document = parse_json(data, "snapshot")
         self._nodes = self._document.part("nodes")
+        # First where all attributes are: the caller reads those files, all at once, and then
+        # decodes.
         self._attributes = {
             path: self._stored_attributes(path, node) for path, node in self._nodes.members.items()
         }
@@ -268,6 +270,7 @@ class OpenedSnapshot:
                 attributes = _attributes_at(stored[place.file], place)
                 places[node_id] = place
             nodes.append(_node(part, path, node_id, attributes, manifests))
+        # References are found by the id of a node, so two of one would share their chunks.
         if len({node.id for node in nodes}) != len(nodes):
             raise self._document.fault("has two nodes of one id")
         return self._snapshot(nodes, manifests, places)
@@ -283,6 +286,8 @@ class OpenedSnapshot:
         ancestors = tuple(_ancestor(it) for it in document.parts("short_term_history"))
         num_ancestors = document.natural("total_parents", MAX_U32)
         listed = document.natural("short_term_parents", MAX_U16)
+        # Without the first ancestor a history would end here, and everything before it look like
+        # garbage.
         if not (listed == len(ancestors) <= num_ancestors) or (num_ancestors and not ancestors):
             raise document.fault(
                 f"lists {len(ancestors)} of {num_ancestors} ancestors and counts {listed}"
@@ -368,9 +373,12 @@ def _manifest(part: Part, grid: tuple[int, ...]) -> ManifestRef:
     corners = [part.check_naturals(it, _MAX_INDEX) for it in part.json_list("extents")]
     if any(len(it) != len(grid) for it in corners):
         raise part.fault(f"has extents that are no chunks of a grid of {len(grid)} axes")
+    # The specification does not say what the chunks listed as extents are: corners, or all of them.
+    # The box around them holds in either case.
     box: Extents = tuple((0, min(size, _MAX_COORDINATE)) for size in grid)
     if corners:
         box = tuple((min(axis), max(axis) + 1) for axis in zip(*corners, strict=True))
+    # A flag that is not known may change what everything else means.
     if part.json_list("flags"):
         raise part.fault("has flags, which no version of the layout defines")
     return ManifestRef(ManifestId(read_id(part, "object_id")), box)
@@ -448,6 +456,7 @@ def _ancestors(parent: Snapshot | None) -> tuple[tuple[Ancestor, ...], int]:
     """Return the ancestors that a child of ``parent`` lists, newest first, and how many it has."""
     if parent is None:
         return (), 0
+    # Only what the parent's file tells: no older snapshot is read for a commit.
     first = Ancestor(parent.id, parent.flushed_at, parent.message)
     return (first, *parent.ancestors)[:_KEPT_HISTORY], parent.num_ancestors + 1
 
@@ -456,6 +465,8 @@ def _place_of(
     node: Node, attributes: Mapping[str, JSON], parent: Snapshot | None, new: _AttributeFile
 ) -> AttributesPlace | None:
     """Return the place of a node's attributes in a file; None if they are few, and stay inline."""
+    # A file of attributes stays as long as a snapshot refers to it, so a commit that leaves them
+    # alone writes none.
     known = None if parent is None else parent.attribute_places.get(node.id)
     if known is not None and parent is not None:
         before = parent.nodes.get(parent.nodes.path_of(node.id) or "")

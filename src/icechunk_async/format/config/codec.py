@@ -175,6 +175,7 @@ def decode_config(data: bytes | memoryview, spec_version: int) -> RepositoryConf
     return _decode_or_recall(bytes(data), spec_version)
 
 
+# Values are frozen, so that all who open such a repository can share one.
 @lru_cache(maxsize=16)
 def _decode_or_recall(data: bytes, spec_version: int) -> RepositoryConfig:
     return _decode(data, spec_version)
@@ -203,7 +204,7 @@ def config_to_json(config: RepositoryConfig) -> dict[str, JSON]:
 
 
 def config_from_json(value: JSON) -> RepositoryConfig:
-    """Read what ``config_to_json`` answers; unknown keys are ignored.
+    """Read what ``config_to_json`` returns; unknown keys are ignored.
 
     Raises:
         FormatError: a value has a wrong type or is out of range.
@@ -220,7 +221,7 @@ def splitting_to_json(config: ManifestSplittingConfig) -> JSON:
 
 
 def splitting_from_json(value: JSON) -> ManifestSplittingConfig:
-    """Read what ``splitting_to_json`` answers.
+    """Read what ``splitting_to_json`` returns.
 
     Raises:
         FormatError: the value has not the shape of rules.
@@ -266,6 +267,8 @@ def read_section[S: Section](cls: type[S], value: object, where: str) -> S:
     Raises:
         FormatError: a field has a wrong type or is out of range.
     """
+    # Unknown keys are passed over: a newer version may have added them, and they are lost if this
+    # one saves.
     entries = _map(value, where)
     found: dict[str, Any] = {}
     for spec in fields(cls):
@@ -375,6 +378,7 @@ def _preload(raw: object, where: str) -> ManifestPreloadCondition:
     name, value = _variant(raw, where)
     match name:
         case "or" | "and":
+            # Recursion is bounded by the depth of the document, `MAX_DEPTH`.
             inner = tuple(_preload(item, where) for item in _list(value, where))
             return _combined(PreloadAny if name == "or" else PreloadAll, inner, where)
         case "path_matches":

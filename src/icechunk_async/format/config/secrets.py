@@ -20,6 +20,8 @@ __all__ = ["VEIL", "is_veiled", "veiled_document", "veiled_options", "veiled_url
 VEIL: Final = "****"
 """The text shown in place of a secret."""
 
+# A list of what may be shown, not of what must not: a new option of a client would be missing from
+# the latter, and be shown.
 _HARMLESS: Final = frozenset(
     {"account", "account_name", "allow_http", "bucket", "endpoint", "region", "timeout"}
 )
@@ -56,6 +58,8 @@ def is_veiled(value: JSON) -> bool:
     """Return whether there is a veil in what is about to be stored."""
     match value:
         case str():
+            # A document that was copied from what a command shows must not replace secrets by
+            # asterisks.
             return value == VEIL or f"//{VEIL}@" in value
         case dict():
             return any(is_veiled(key) or is_veiled(it) for key, it in value.items())

@@ -354,6 +354,7 @@ class RepositoryConfig(Section):
         """Metadata files decompressed at a time: what was set, or the processors available."""
         if self.max_concurrent_decodes is not None:
             return at_least_one(self.max_concurrent_decodes)
+        # In a container the machine's processors are more than those that this process may use.
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1

@@ -67,6 +67,7 @@ def encode_columns(coords: npt.NDArray[np.uint32]) -> tuple[Bytes, Offsets]:
     sizes = np.ones(numbers.shape, np.int64)
     for bound in (_ONE, _TWO, _THREE, _FOUR):
         sizes += numbers > bound
+    # In the order of rows and then axes, which is that of the bytes.
     ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)
     starts = ends - sizes
     bounds = np.zeros(len(coords) + 1, np.int64)
@@ -84,6 +85,8 @@ def _put(data: Bytes, places: Offsets, numbers: npt.NDArray[np.int64], size: int
         data[places] = numbers
         return
     if size == 2:
+        # The first bytes of longer forms are greater than all of shorter ones, and what follows is
+        # big-endian: comparing bytes compares numbers.
         data[places] = 241 + (numbers - 240 >> 8)
         numbers = numbers - 240
     else:
@@ -111,10 +114,14 @@ def decode_columns(data: Bytes, bounds: Offsets) -> list[tuple[Offsets, npt.NDAr
     ranks = np.zeros(len(places), np.int64)
     axes: list[tuple[Offsets, npt.NDArray[np.uint32]]] = []
     rows = np.flatnonzero(places < ends)
+    # Axis by axis, of all chunks at once. Chunks whose bytes are used up have their rank.
     while len(rows):
+        # Each round takes a byte of every chunk that is left; a hostile value of a megabyte would
+        # take a million rounds.
         if len(axes) == MAX_RANK:
             raise FormatError(f"A manifest has chunks of more than {MAX_RANK} axes.")
         sizes = _SIZES[data[places[rows]]]
+        # A number that is cut off would take bytes of the next chunk.
         if not sizes.all() or (places[rows] + sizes > ends[rows]).any():
             raise _damaged()
         axes.append((rows, _read(data, places[rows], sizes)))
@@ -126,6 +133,8 @@ def decode_columns(data: Bytes, bounds: Offsets) -> list[tuple[Offsets, npt.NDAr
         rows = np.flatnonzero(ranks == rank)
         coords = np.empty((len(rows), rank), np.uint32)
         for axis, (there, numbers) in enumerate(axes[:rank]):
+            # `there` are the rows that had this axis, ascending, and all of these rows are among
+            # them.
             coords[:, axis] = numbers[np.searchsorted(there, rows)]
         found.append((rows, coords))
     return found
@@ -143,6 +152,8 @@ def _read(data: Bytes, places: Offsets, sizes: npt.NDArray[np.int64]) -> npt.NDA
             value = value << 8 | data[places[rows] + place]
         if size == 2:
             value += 240 + (numbers[rows] - 241 << 8)
+            # One encoding for each number: another one would hide a chunk from a search for its
+            # bytes.
             if (value <= _ONE).any():
                 raise _damaged()
         elif size == 3:

@@ -89,6 +89,8 @@ def read_array(value: Mapping[str, Any], path: str, attributes: Mapping[str, JSO
     """
     shape = tuple(_lengths(value, "shape", path))
     grid, encoding = _part(value, "chunk_grid", path), _part(value, "chunk_key_encoding", path)
+    # Every part that this reader does not know is refused: chunks would be read with another
+    # meaning.
     if text(grid["name"], path) != "regular":
         raise _fault(path, f"has the unknown chunk grid {grid['name']!r:.60}")
     separator = text(_part(encoding, "configuration", path)["separator"], path)
@@ -109,6 +111,8 @@ def read_array(value: Mapping[str, Any], path: str, attributes: Mapping[str, JSO
         shape,
         chunks,
         data_type,
+        # The specification lets it be null; zeros are what Zarr takes for a fill value that is not
+        # given.
         bytes(size) if fill is None else fill,
         tuple(_codec(it, path) for it in value["codecs"] or ()),
         None if names is None else tuple(None if it is None else text(it, path) for it in names),
@@ -127,6 +131,7 @@ def _part(value: Mapping[str, Any], name: str, path: str) -> Mapping[str, Any]:
 
 def _lengths(part: Mapping[str, Any], name: str, path: str) -> list[int]:
     lengths: Any = part[name]
+    # The schema of a file may allow nulls and negative numbers, whatever the specification says.
     if lengths is None or any(it is None or it < 0 for it in lengths):
         raise _fault(path, f"has the {name} {lengths!r:.60}")
     return list(lengths)
@@ -147,6 +152,7 @@ def text(value: Any, path: str) -> str:
         FormatError: it is missing, or not UTF-8.
     """
     try:
+        # `python_values` returns texts as bytes, since a column may hold bytes that are no text.
         return value if isinstance(value, str) else str(value, "utf-8")
     except (UnicodeDecodeError, TypeError):
         raise _fault(path, f"has {value!r:.60} in place of text") from None

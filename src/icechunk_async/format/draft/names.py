@@ -66,6 +66,8 @@ class _Others:
         return raw
 
     def name_of(self, raw: bytes) -> str | None:
+        # Without the lock: an entry never changes, and one that another thread adds is not asked
+        # for yet.
         return self._names.get(raw)
 
     def __bool__(self) -> bool:
@@ -152,6 +154,7 @@ def chunk_ids(names: Sequence[str]) -> npt.NDArray[np.uint8]:
 
 def chunk_names(ids: npt.NDArray[np.uint8]) -> list[str]:
     """Return the names of chunk files by their ids, ``(n, 12)``."""
+    # All as texts of ids first; hardly ever is one the hash of another writer's name.
     names = format_ids(ids)
     if _others:
         for row in range(len(ids)):

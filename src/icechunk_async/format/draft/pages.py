@@ -97,6 +97,8 @@ def read_footer(tail: memoryview, size_bytes: int, name: str) -> Footer:
     if bytes(tail[-4:]) != _MAGIC or not 0 < length <= len(tail) - _TRAILER:
         raise FormatError(f"A {name} is no Parquet file, or is truncated.")
     metadata, _ = read_struct(tail[-_TRAILER - length : -_TRAILER])
+    # Elements of the schema without children, behind the root. Each group of rows must have a
+    # column for each.
     leaves = sum(_Part(it).get(5) is None for it in _Part(metadata).items(2)[1:])
     if not 0 < leaves <= _MAX_LEAVES:
         raise FormatError(f"A {name} has {leaves} columns.")
@@ -144,12 +146,14 @@ def _group(part: _Part, leaves: int, size_bytes: int, name: str) -> Group:
 
 
 def _column(chunk: _Part, size_bytes: int, name: str, num_rows: int) -> Column:
+    # Never written here, and the bytes of a repository must not name other files to read.
     if chunk.get(1) is not None or chunk.get(8) is not None or chunk.get(9) is not None:
         raise FormatError(f"A {name} has columns that are encrypted, or in another file.")
     it = _Part(chunk.get(3))
     kind = it.number(1)
     if it.get(2) is None or any(it.get(key) is None for key in (4, 5, 6)):
         raise _damaged()  # pyarrow needs them to be there
+    # The dictionary, where there is one, comes before the pages of data.
     start, first = it.number(9), it.get(11)
     if isinstance(first, int) and 0 < first < start:
         start = first
@@ -236,7 +240,11 @@ class _ThriftReader:
             raise _unreadable()
         fields: dict[int, Value] = {}
         key = 0
+        # A byte of zeros ends a structure. Each field takes one byte at least, so the loop ends
+        # with the data.
         while head := self._byte():
+            # The high half is how far this key is from the last one; 0 says that the key follows in
+            # full.
             key = key + (head >> 4) if head >> 4 else self._signed()
             kind = head & 15
             if kind in _BOOLEANS:  # as members they are in the kind
@@ -268,6 +276,7 @@ class _ThriftReader:
 
     def _list(self, depth: int) -> list[Value]:
         head = self._byte()
+        # Up to 14 items are counted in the same byte.
         count = head >> 4 if head >> 4 < 15 else self._unsigned()
         self._check_items(count, depth)
         items = (self._value(head & 15, depth + 1) for _ in range(count))
@@ -304,6 +313,7 @@ class _ThriftReader:
             if byte < 128:
                 return value
             shift += 7
+            # Ten bytes hold 64 bits; a longer number would grow without end.
             if shift > 63:
                 raise _unreadable()
 

@@ -132,6 +132,8 @@ class ParquetReader:
         with _faults(self._name):
             if not chosen:  # pyarrow 18 cannot read none
                 return self._file.schema_arrow.empty_table().select(self._columns)
+            # Without threads of pyarrow's: this runs on a worker thread, and a pool in it would
+            # outnumber the processors.
             table = self._file.read_row_groups(chosen, columns=self._columns, use_threads=False)
             # pyarrow checks neither offsets nor indices by itself, and what follows trusts them.
             table.validate()
@@ -229,6 +231,7 @@ def distinct(
         indices = array.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         if values.null_count:
             raise FormatError(f"A {name} has nulls among its distinct values.")
+        # `validate` does not look at indices, and NumPy would take a negative one from the end.
         if len(indices) and not -1 <= indices.min() <= indices.max() < len(values):
             raise FormatError(f"A {name} refers to values that it does not have.")
         if not len(values):
@@ -270,6 +273,7 @@ def _python(array: Any) -> list[Any]:
         ]
     if isinstance(kind, pa.FixedSizeListType):
         size = kind.list_size
+        # Of a fixed-size list pyarrow gives the values before a slice as well.
         bounds = [size * (array.offset + at) for at in range(len(array) + 1)]
     elif isinstance(kind, _LISTS):
         bounds = array.offsets.to_pylist()
@@ -306,6 +310,7 @@ def write_parquet(
         sink,
         row_group_size=rows,
         compression="zstd",
+        # The configuration may hold levels that other compressors know; `None` is zstd's default.
         compression_level=level if level in _LEVELS else None,
         use_dictionary=list(repeated),
         write_statistics=list(statistics),

@@ -207,6 +207,7 @@ class Structure:
             self._limit -= len(nodes[path].user_data)
             if self._limit < 0:
                 raise FormatError(f"A {_STRUCTURE} stands for documents that are not believed.")
+        # References are found by the id of a node, so two of one would share their chunks.
         if len({node.id for node in nodes.values()}) != len(nodes):
             raise FormatError(f"A {_STRUCTURE} has two nodes of one id.")
         return Nodes(nodes.values()), places
@@ -231,6 +232,7 @@ class Structure:
             raw = rows[place.row]
         if raw is None:
             return {}
+        # By their bytes: all nodes that refer to one row of attributes share what was parsed.
         if raw not in self._parsed:
             self._parsed[raw] = parse_json(raw, f"node's attributes, at {path!r:.100},").members
         return self._parsed[raw]
@@ -261,6 +263,7 @@ def _place(value: Mapping[str, Any] | None) -> AttributesPlace | None:
     if value is None:
         return None
     name, row = check_name(text(value["attrs_file"], "attrs_reference")), value["row"]
+    # Other writers may have used signed numbers, and a negative one would count from the end.
     if row is None or row < 0:
         raise FormatError(f"A {_STRUCTURE} refers to row {row} of {name!r:.100}.")
     return AttributesPlace(f"{ATTRIBUTES}{name}", row)

@@ -32,6 +32,7 @@ def decode_flexbuffers(values: Vectors) -> list[JSON]:
 
     Cost: what is a text of at most 250 bytes or a whole number takes a few steps for all rows.
     """
+    # Rows of fewer than 3 bytes are damaged: they go one by one, where the error is raised.
     if len(values) < _FEWEST or int(values.counts.min()) < 3:
         return [decode_flexbuffer(raw) for raw in values.bytes()]
     data, starts, sizes = values.buffer.u8, values.starts, values.counts
@@ -39,6 +40,7 @@ def decode_flexbuffers(values: Vectors) -> list[JSON]:
     values.buffer.require(starts, sizes)
     ends = starts + sizes
     kinds, widths = data[ends - 2], data[ends - 1]
+    # Each row once: as a text, as a number, or by the reader that knows everything.
     found = np.empty(len(values), object)
     texts = _are_short_texts(data, starts, sizes)
     if texts.any():
@@ -47,6 +49,8 @@ def decode_flexbuffers(values: Vectors) -> list[JSON]:
     left = ~texts
     for width in (1, 2, 4, 8):
         for kind, sign in ((Type.INT, "i"), (Type.UINT, "u")):
+            # A number, its type and its width, and nothing else: any other layout of it is legal,
+            # too, and left to the reader.
             some = left & (sizes == width + 2) & (widths == width) & (kinds >> 2 == kind)
             if some.any():
                 rows = values.buffer.rows(starts[some], width)
@@ -75,5 +79,6 @@ def _are_short_texts(
     )
     at = np.flatnonzero(likely)
     lengths = sizes[at] - _TEXT_BYTES
+    # Size, text, NUL, offset back to the text, type, width: `02 c3 a9 00 03 14 01` is "é".
     likely[at] = (data[starts[at]] == lengths) & (data[ends[at] - 3] == lengths + 1)
     return likely

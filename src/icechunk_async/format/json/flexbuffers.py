@@ -112,6 +112,8 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        # Vectors can refer to one another any number of times, so that n levels would have 2^n
+        # values.
         self._values_left = _FACTOR * len(data)
         self._text_left = _FACTOR * len(data)
         # Keys, and in some writers strings, are shared: each is searched and decoded once.
@@ -121,6 +123,8 @@ class _Reader:
     def root(self) -> JSON:
         if len(self._data) < 3:
             raise FormatError(f"a FlexBuffer has at least 3 bytes, not {len(self._data)}")
+        # A FlexBuffer is read from its end: the root, its type, and its width, a byte each for the
+        # last two.
         packed, width = self._data[-2], self._data[-1]
         return self._value(packed, len(self._data) - 2 - width, self._width(width), MAX_DEPTH)
 
@@ -128,6 +132,8 @@ class _Reader:
         """Read the value at ``at``; ``width`` is that of the container's slots."""
         self._spend(1)
         kind, own_width = self._type(packed), 1 << (packed & 3)
+        # Numbers stand in the slot itself; all others are offsets back from it. A hostile offset of
+        # 0 leads back into its own vector: depth and the budget end such a circle.
         if kind in _INLINE:
             return self._scalar(kind, at, width)
         target = self._follow(at, width)
@@ -151,6 +157,7 @@ class _Reader:
         raise FormatError(f"FlexBuffers {kind.name} is no JSON value")
 
     def _map(self, target: int, width: int, depth: int) -> dict[str, JSON]:
+        # Before the values of a map: the offset to its keys, their width, its size.
         keys_width = self._width(self._uint(target - 2 * width, width))
         keys_at = self._follow(target - 3 * width, width)
         size = self._size(keys_at, keys_width)
@@ -211,6 +218,7 @@ class _Reader:
     def _key(self, target: int) -> str:
         key = self._keys.get(target)
         if key is None:
+            # At most once for each place, and what it passes over counts as text.
             end = self._data.find(0, target)
             if end < 0:
                 raise FormatError("a FlexBuffers key has no end")

@@ -62,6 +62,7 @@ class _MessagePackReader:
         if depth == 0:
             raise FormatError(f"metadata in MessagePack is nested more than {MAX_DEPTH} deep")
         if 0x90 <= head <= 0x9F or head in (0xDC, 0xDD):
+            # A claimed length of billions ends with the data: each item takes a byte.
             length = self._unpacker.read_array_header()
             return [self._value(depth - 1) for _ in range(length)]
         if 0x80 <= head <= 0x8F or head in (0xDE, 0xDF):

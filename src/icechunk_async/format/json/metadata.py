@@ -117,6 +117,7 @@ def encode_items(metadata: Mapping[str, JSON], spec_version: int) -> list[tuple[
             )
         called = f"metadata[{name!r:.64}]"
         items.append((str(name), encode_value(value, spec_version, name=called)))
+    # By code points, which is the order of UTF-8 bytes; names differ, so values are never compared.
     return sorted(items)
 
 
@@ -142,6 +143,8 @@ def decode_items(items: Iterable[tuple[str, bytes]], spec_version: int) -> dict[
 def read_items(tables: Tables) -> RawMetadata:
     """Read MetadataItem tables; values stay encoded."""
     names = tables.strings(0, required="name")
+    # Not decoded here: a repo info is written again with each commit, and its values go over byte
+    # for byte.
     values = tables.vector(1, 1, 1, required="value").bytes()
     return tuple(zip(names, values, strict=True))
 

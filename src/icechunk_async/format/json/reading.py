@@ -38,6 +38,7 @@ def parse_json(data: bytes | memoryview, name: str) -> Part:
         raise FormatError(f"A {name} is not JSON, or is truncated: {error}.") from error
     if not is_object(document):
         raise FormatError(f"A {name} is not a JSON object: {raw[:_SHOWN]!r}.")
+    # Code that gets the values walks them recursively: to compare, to write, to check them.
     if _is_deep(document, MAX_DEPTH):
         raise FormatError(f"A {name} is nested more than {MAX_DEPTH} deep.")
     return Part(document, f"A {name}")
@@ -135,6 +136,7 @@ class Part:
 
     def check_natural(self, value: object, limit: int) -> int:
         """Return a value that must be an integer from 0 to below ``limit``."""
+        # `true` is an integer of Python, and 1.0 is not.
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit:
             return value
         raise self.fault(f"has {value!r:.60} in place of an integer from 0 to {limit - 1}")

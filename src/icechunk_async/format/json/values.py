@@ -131,6 +131,8 @@ def _plain_scalar(value: object) -> bool | int | float | str | None:
     if isinstance(value, int):
         if not _MIN_INT <= value <= _MAX_INT:
             raise _NotJSONError("is an integer of more than 64 bits")
+        # Of a subclass, such as an enumeration, the plain number: another process may not have the
+        # class.
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -145,6 +147,7 @@ def _plain_text(text: str) -> str:
     encoded = utf8(text)
     if encoded is None:
         raise _NotJSONError("is text with lone surrogates, which has no UTF-8 form")
+    # As integers: a subclass may even say something else by `str()`.
     return text if type(text) is str else encoded.decode()
 
 

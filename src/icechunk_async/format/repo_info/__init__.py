@@ -182,6 +182,7 @@ def encode_repo_info(info: RepoInfo) -> bytes | memoryview:
     from icechunk_async.format.repo_info.log_writing import encode_log  # noqa: PLC0415 -- needs NumPy
     from icechunk_async.format.repo_info.snapshot_writing import encode_snapshots  # noqa: PLC0415 -- loaded when it is used
 
+    # First, since branches and tags name snapshots by their place in the new list.
     snapshots, place_of = encode_snapshots(Snapshots.of(info.snapshots))
     return finish_long(
         long_table(
@@ -211,4 +212,5 @@ def _encode_refs(refs: Mapping[str, SnapshotId], place_of: Callable[[SnapshotId]
 def _encode_flags(flags: tuple[int, ...] | None) -> Block | None:
     if flags is None:
         return None
+    # Also ids of flags that this library does not know: they are another writer's, and stay.
     return structs(b"".join(struct.pack("<H", flag) for flag in sorted(flags)), 2)

@@ -43,6 +43,7 @@ class LogTable(TableList):
 
     def updates(self, first: int, stop: int) -> Iterator[Update]:
         """Iterate over entries; the first ones one by one, and then many together."""
+        # Most callers look at the newest entries and stop.
         singly = first + FEW if columns_pay(stop - first) else stop
         for row in range(first, min(stop, singly)):
             yield self.update(row)
@@ -57,6 +58,7 @@ class LogTable(TableList):
         """Return the first of some entries that names a backup."""
         if first >= stop:
             return None
+        # Mostly it is the very next one, since only entries that a migration made up name none.
         if self._row(first).has(3):
             return first
         rows = self.tables.has(3)[first:stop].nonzero()[0]
@@ -91,6 +93,8 @@ class OperationsLog(Sequence[Update]):
     def __init__(self, updates: Sequence[Update] = ()) -> None:
         """Hold these entries."""
         self._new = tuple(updates)
+        # The entry is kept beside its bytes, so that its identity cannot become that of another
+        # one.
         self.written: dict[int, tuple[Update, Block]] = {}
         """Entries with their bytes, by identity; an entry that is held here keeps its identity."""
         self._table: LogTable | None = None
@@ -120,6 +124,7 @@ class OperationsLog(Sequence[Update]):
 
     def with_newest(self, *newest: Update, instead: int) -> Self:
         """Return the log with entries in place of some that were newest so far."""
+        # The entry that was newest gets the name of its backup, so it comes back as another one.
         kept = self._new[instead:]
         skipped = max(0, instead - len(self._new))
         return self._with((*newest, *kept), self._first + skipped, self._stop)

@@ -63,8 +63,10 @@ class UpdateSpans:
         vtables: bool,
     ) -> None:
         spans = Spans(details, vtables=vtables)
+        # A later version of the format may have given this kind another field.
         self.foreign[rows[details.reaches(len(forms))]] = True
         for slot, form in enumerate(forms):
+            # For its checks: an entry that is copied must be as sound as one that is decoded.
             _decode_slot(details, slot, form)
             if form == TEXT:
                 spans.cover(details.vector(slot, 1, 1), ended=True)
@@ -89,6 +91,7 @@ def decode_updates(tables: Tables) -> tuple[Update, ...]:
     has_backup = tables.has(3).tolist()
     details = tables.tables(1, required="update_type")
     updates: dict[int, Update] = {}
+    # At most sixteen kinds, so a column for each of their fields.
     for kind in np.unique(kinds).tolist():
         if kind not in MEMBERS:
             raise unknown_kind(kind)

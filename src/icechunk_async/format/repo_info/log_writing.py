@@ -61,7 +61,10 @@ def encode_log(log: OperationsLog) -> Block | tuple[Long, int]:
     layout = stored.layout
     gone = layout.foreign.copy()
     anew = [row for row in np.flatnonzero(gone).tolist() if first <= row < stop]
+    # What was cut off stays in the file below until that is read anew.
     gone[:first], gone[stop:] = True, True
+    # New entries are the newest, so they go before the first one that is kept. Those written anew
+    # go where they were.
     rows = [*[first] * len(log.new), *anew]
     blocks = _encode_kept(log, [*log.new, *map(stored.update, anew)])
     new = [NewTable(row, *block) for row, block in zip(rows, blocks, strict=True)]
@@ -91,6 +94,8 @@ def encode_updates(updates: Sequence[Update]) -> list[Block]:
     alike: dict[tuple[str, int], list[int]] = {}
     for row, update in enumerate(updates):
         detail, backup = update.detail, update.backup_path
+        # With a branch and a backup's name of equal lengths all parts lie at the same places, and a
+        # time of 0 would be left out of the table.
         if type(detail) is NewCommit and backup and update.updated_at:
             alike.setdefault((detail.branch, len(backup.encode())), []).append(row)
         else:

@@ -91,6 +91,8 @@ class SnapshotColumns:
         high, low = words[:, 0] << np.uint64(32) | words[:, 1], words[:, 2]
         order = None
         if not _are_ascending(high, low):
+            # Two numbers of 64 and 32 bits: NumPy sorts them several times as fast as bytes of
+            # length twelve.
             order = np.lexsort((low, high))
             if not _are_ascending(high[order], low[order]):
                 raise FormatError("A repo info file lists a snapshot twice.")
@@ -107,6 +109,7 @@ class SnapshotColumns:
 
     def find_each(self, snapshot_ids: Sequence[bytes]) -> list[int | None]:
         """Return the row of each id, None for those that are missing; there is an entry."""
+        # An id above all others has no row; the last one is compared in its place, and differs.
         places = np.minimum(self.places(snapshot_ids), len(self.ids) - 1)
         rows = places if self.order is None else self.order[places]
         found = SnapshotId.many(self.ids[rows].tobytes())
@@ -116,6 +119,7 @@ class SnapshotColumns:
     def older_than(self, moment_us: int) -> list[SnapshotId]:
         """Return the ids of entries that have a parent and were written before a moment."""
         times = self.tables.scalar(2, 8)
+        # A moment before the epoch would wrap round to one in the far future, and make all old.
         old = times < np.uint64(max(0, moment_us))
         return SnapshotId.many(self.ids[old & (self.parent_column != NO_PARENT)].tobytes())
 
@@ -124,6 +128,7 @@ class SnapshotColumns:
         chosen = np.zeros(len(self.tables), bool)
         chosen[list(rows)] = True
         parents = self.parent_column
+        # -1 looks up the last row, which the first condition takes back.
         found = (parents != NO_PARENT) & chosen[parents] & ~chosen
         children: list[int] = np.flatnonzero(found).tolist()
         return children
@@ -200,6 +205,7 @@ def times_of(tables: Tables) -> list[int]:
 def dates_of(tables: Tables) -> list[datetime]:
     """Return the times of entries as `from_us` does; as `SnapshotColumns.some`."""
     times = tables.scalar(2, 8)
+    # A hostile time has 64 bits, and dates end with the year 9999.
     if int(times.max()) <= _LAST_US:
         # NumPy makes the differences in a twentieth of the time that the interpreter takes.
         return [EPOCH + it for it in times.astype("m8[us]").tolist()]
@@ -258,6 +264,8 @@ class _Layout:
         self.spans = Spans(tables, vtables=vtables)
         messages = tables.vector(3, 1, 1, required="message")
         messages.check_text()
+        # Everything that the table refers to, apart from the table: where they overlap, the
+        # parent's number could not be replaced without changing something else.
         below = Spans.of(messages, ended=True)
         vectors = tables.vector(4, 4, 4)
         below.cover(vectors)
@@ -283,6 +291,7 @@ def _are_entangled(tables: Tables) -> npt.NDArray[np.bool_]:
     parents, present = tables.find(1, 4)
     _, vtable_sizes = tables.sizes()
     found = parents < tables.positions + 4
+    # Two ranges overlap if each begins before the other ends.
     found |= (parents < tables.vtable_places + vtable_sizes) & (tables.vtable_places < parents + 4)
     for slot, size in ((0, _ID_BYTES), (2, 8), (3, 4), (4, 4), (_LAST_SLOT, 4)):
         places, there = tables.find(slot, size)
@@ -367,6 +376,7 @@ class SnapshotPage(Sequence[SnapshotInfo]):
     @cached_property
     def parent_id_texts(self) -> list[str | None]:
         """The id of each one's parent as text; None for none."""
+        # Ids are not decoded for it if only their text was asked for.
         last = self.parent_id[-1] if "parent_id" in self.__dict__ else None
         if last is None and self._last_parent != NO_PARENT:
             last = SnapshotId(self._stored.id(self._last_parent))

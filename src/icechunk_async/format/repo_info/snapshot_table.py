@@ -80,6 +80,8 @@ class SnapshotTable(TableList):
         if not self._has_column("order"):
             row = bisect_left(range(self._count), wanted, key=self.id)
             if row < self._count and self.id(row) == wanted:
+                # One tuple, replaced as a whole: another thread sees an id and its row, or those
+                # before.
                 self._last_found = wanted, row
                 return row
         place = self.place(wanted)
@@ -102,6 +104,7 @@ class SnapshotTable(TableList):
         """
         found = self._known.get(row)
         if found is None:
+            # Two threads may decode it, with equal results. Which object stays does not matter.
             found = self._known[row] = self._decode(row)
         return found
 

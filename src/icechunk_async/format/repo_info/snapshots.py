@@ -60,6 +60,7 @@ class SnapshotInfo:
     @classmethod
     def on_page(cls, page: SnapshotPage, index: int) -> Self:
         """Return an entry that is decoded, with all of its page, when it is looked at."""
+        # Past `__init__`, so that fields are missing and `__getattr__` is asked for them.
         info = object.__new__(cls)
         info.__dict__["_place"] = page, index
         return info
@@ -73,6 +74,7 @@ class SnapshotInfo:
             if place is None or name not in _ALL_NAMES:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             page, index = place
+            # In two groups: listings of history want the first, and properties are what costs.
             for it in _NAMES if name in _NAMES else _MORE_NAMES:
                 values[it] = getattr(page, it)[index]
             return values[name]
@@ -367,6 +369,7 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
             wanted = None
             for size in chain(() if whole else _FIRST_PAGES, repeat(_LONGEST_PAGE)):
                 rows, row, wanted = self._line(self._table, row, size)
+                # Before the page is handed on, so that a circle ends after one round at the most.
                 if len(rows) > left:
                     raise _circle(snapshot_id)
                 left -= len(rows)
@@ -381,6 +384,7 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
         """Return the next rows of a line of ancestors, the row after them, or the id on top."""
         covered = set(self._covered.values())
         rows: list[int] = []
+        # The plain case first, with nothing in the loop but a list: long histories pass here.
         by_columns = columns_pay(most)
         if by_columns and not covered:
             parents = stored.columns.parents
@@ -392,6 +396,8 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
             return rows, row, None
         parent = stored.columns.parents.__getitem__ if by_columns else stored.parent
         while row != NO_PARENT and len(rows) < most:
+            # What lies on top may have another parent than the entry of the file, so the line
+            # continues there.
             if row in covered:
                 return rows, row, SnapshotId(stored.id(row))
             rows.append(row)

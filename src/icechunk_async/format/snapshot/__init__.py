@@ -107,6 +107,8 @@ def decode_snapshot(envelope: Envelope) -> Snapshot:
 
     reader = Reader(envelope.payload)
     root, size, version = reader.root(), SnapshotId.size_bytes, envelope.spec_version
+    # Where it is present, whatever the version: files of version 1 lie unchanged in repositories
+    # that were migrated.
     parent = SnapshotId(root.struct(1, size, field="parent_id")) if root.has(1) else None
     items = read_each(root.tables(5, required="metadata"))
     return Snapshot(
@@ -137,5 +139,6 @@ def with_parent(payload: bytes | memoryview, parent_id: SnapshotId) -> bytes:
     from icechunk_async.format.flatbuffers.reading import Tables  # noqa: PLC0415 -- for expiration
 
     root = Tables.root(Buffer(payload))
+    # An inline struct: other bytes of the same length, so no offset changes.
     (place,) = root.places(1, SnapshotId.size_bytes, field="parent_id").tolist()
     return b"".join([payload[:place], parent_id, payload[place + SnapshotId.size_bytes :]])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FileColumns", "Files", "ManifestFileInfo"]
 
+# The id at 0, its size at 16, the number of references at 24; zeros between, by C's alignment.
 _STRUCT_BYTES: Final = 32
 _ID_BYTES: Final = ManifestId.size_bytes
 
@@ -87,6 +88,8 @@ class FileColumns:
         counts = np.delete(self.num_chunk_refs, rows)
         new = FileColumns.of(put)
         stayed = FileColumns(ids, sizes, counts)
+        # Places among those that stayed, as `insert` counts them. Of equal ids none is left: they
+        # are gone from the old ones first.
         places = np.array([stayed.place(it.tobytes()) for it in new.ids], np.intp)
         return FileColumns(
             np.insert(ids, places, new.ids, axis=0),
@@ -236,6 +239,8 @@ class _StoredFiles(TableList):
             return self._row(row).struct(0, _ID_BYTES, field="id")
 
         wanted: bytes = manifest_id
+        # Not found may mean out of order, or in the list of structs: the caller then looks in the
+        # columns.
         row = bisect_right(range(len(self)), wanted, key=id_at) - 1
         if row < 0 or id_at(row) != manifest_id:
             return None
@@ -255,6 +260,7 @@ class _StoredFiles(TableList):
         ids = np.concatenate([structs[:, :_ID_BYTES], tables.struct(0, _ID_BYTES, field="id")])
         sizes = np.concatenate([structs[:, 16:24].copy().view("<u8").ravel(), tables.scalar(1, 8)])
         counts = np.concatenate([structs[:, 24:28].copy().view("<u4").ravel(), tables.scalar(2, 4)])
+        # Readers ask for this many bytes, by numbers that storages and NumPy take as signed.
         if (sizes >= 1 << 63).any():
             raise _too_large()
         words = np.ascontiguousarray(ids).view(">u4").astype(np.uint32)

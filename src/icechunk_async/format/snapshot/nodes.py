@@ -103,6 +103,8 @@ class Nodes(Mapping[str, Node]):
     def from_table(cls, table: NodeTable) -> Self:
         """Hold the nodes of a file; each is created on access."""
         nodes = cls()
+        # One memo for all who read the file. Nodes on top of it have another, in which a covered
+        # path must not be found.
         nodes._table, nodes._known = table, table.known
         return nodes
 
@@ -131,6 +133,8 @@ class Nodes(Mapping[str, Node]):
         covered = dict(self._covered)
         if table is not None:
             for path in (*left_out, *new):
+                # A path that is covered already keeps its row; only the first edit looks into the
+                # file.
                 row = None if path in covered else table.find(path)
                 if row is not None:
                     covered[path] = row
@@ -156,6 +160,8 @@ class Nodes(Mapping[str, Node]):
         """Whether so little lies on top of the file that it would not pay to read a newer one."""
         if self._table is None:
             return len(self._put) <= _FEW
+        # Each of k commits copies up to k changes, and reading anew costs in proportion to the
+        # file: in all it is cheapest to do so after a root of its length.
         changed = len(self._put) + len(self._covered)
         return changed <= max(_FEW, isqrt(len(self._table) // _LIGHT))
 
@@ -166,10 +172,12 @@ class Nodes(Mapping[str, Node]):
             table = self._table
             if table is None:
                 self._paths = sorted(self._put)
+            # Nodes were replaced, and none came or went: the usual commit needs no new list.
             elif self._put.keys() == self._covered.keys():
                 self._paths = table.index.paths
             else:
                 stayed = [path for path in table.index.paths if path not in self._covered]
+                # By code points, which is the order of UTF-8 bytes that the format demands.
                 self._paths = sorted([*stayed, *self._put])  # quick, as they are in order mostly
         return self._paths
 
@@ -238,6 +246,8 @@ class Nodes(Mapping[str, Node]):
         found: dict[str, tuple[Node, int, Block]] = {}
         for path in self.paths:
             node, known = self[path], before.get(path)
+            # By identity, as nodes never change: comparing documents would take longer than writing
+            # them.
             if known is None or known[0] is not node or known[1] != spec_version:
                 known = node, spec_version, write(node)
             found[path] = known
@@ -275,6 +285,7 @@ class Nodes(Mapping[str, Node]):
         The path itself is among them if it is the root.
         """
         prefix = path if path.endswith("/") else f"{path}/"
+        # Descendants lie together, but not behind their parent: `/a`, `/a-b`, `/a/b`.
         first = bisect_left(self.paths, prefix)
         return first, bisect_left(self.paths, prefix[:-1] + "0", first)  # "0" comes after "/"
 
@@ -291,6 +302,7 @@ class Nodes(Mapping[str, Node]):
         if found is not None or self._table is None:
             return found
         row = self._table.row_of(node_id)
+        # A covered node's id is found above if the node was replaced; else it was deleted.
         path = None if row is None else self._table.path(row)
         return None if path in self._covered else path
 
@@ -332,6 +344,8 @@ class Nodes(Mapping[str, Node]):
     ) -> Iterator[tuple[ManifestId, int]]:
         """Iterate over the nodes of the file that refer to manifests: each manifest and row."""
         layout = table.layout
+        # By the first eight bytes of ids, which are random, as numbers; what passes is compared
+        # whole.
         sought = np.array([int.from_bytes(it[:8], "little") for it in wanted], "<u8")
         rows = np.flatnonzero(_are_in(layout.manifest_heads, sought))
         covered = set(self._covered.values())
@@ -358,6 +372,8 @@ def _places(all_paths: list[str], chosen: list[str], put: Mapping[str, Node]) ->
     for path in chosen:
         if path not in put:
             if all_paths[at] != path:
+                # The next one is mostly the right one. Else a search ahead, so that few paths of
+                # many cost a logarithm each.
                 at = bisect_left(all_paths, path, at)
             places.append(at)
             at = min(at + 1, len(all_paths) - 1)

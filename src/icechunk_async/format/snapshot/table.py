@@ -86,6 +86,7 @@ class NodeTable(TableList):
             none = np.zeros(len(stored), bool)
             return _Index(stored, stored, range(len(stored)), none, is_plain=True)
         by_row = _normalise(stored)
+        # Code points of strings and bytes of their UTF-8 are in the same order.
         order = sorted(range(len(by_row)), key=by_row.__getitem__)
         paths = [by_row[row] for row in order]
         if not _are_ascending(paths):
@@ -122,6 +123,7 @@ class NodeTable(TableList):
                 _ = self.index
         if "index" not in self.__dict__:
             self._halved += 1
+            # A path with lone surrogates, which no file has, is not found rather than an error.
             row = self._halve(path.encode(errors="surrogatepass"))
             if row is not None:
                 return row
@@ -141,6 +143,7 @@ class NodeTable(TableList):
         row = bisect_left(range(self._count), wanted, key=path_at)
         if row == self._count or path_at(row) != wanted:
             return None
+        # Two nodes at one path would be another one for each way of reading.
         if row + 1 < self._count and path_at(row + 1) == wanted:
             raise _listed_twice()
         return row
@@ -162,6 +165,7 @@ class NodeTable(TableList):
         """Iterate over the rows of arrays, among the first ``among`` rows."""
         among = min(among, self._count)
         for first in range(0, among, _SCANNED):
+            # A few hundred at a time: callers stop at the first array that suits them.
             some = self.entries.span(first, min(first + _SCANNED, among)).tables()
             for row in np.flatnonzero(kinds_of(some) == ARRAY).tolist():
                 yield first + row
@@ -178,6 +182,8 @@ class NodeTable(TableList):
         """Return the row of a node by its id."""
         ids, rows = self._by_id
         wanted = int.from_bytes(node_id)
+        # Of a node that a damaged file lists twice the last row counts, as in a mapping of all
+        # nodes.
         place = int(ids.searchsorted(np.uint64(wanted), side="right")) - 1
         return rows.item(place) if place >= 0 and ids.item(place) == wanted else None
 
@@ -253,6 +259,8 @@ def _normalise(paths: list[str]) -> list[str]:
     odd = [row for row, path in enumerate(paths) if _may_be_odd(path)]
     paths, taken = list(paths), set(paths)
     for row in odd:
+        # Another node may have that path, such as `/b` beside `/b/`. It keeps it, and the odd one
+        # stays reachable by what is stored.
         normal = _normal_form(paths[row])
         if normal not in taken:
             taken.add(normal)
@@ -321,6 +329,8 @@ def decode_node(row: Row, path: str) -> Node:
         raise _unknown_kind()
     data = row.table(4, required="node_data")
     shape = data.structs(0, 16, 8, required="shape")
+    # Its presence decides, not the version: a 0-dimensional array of version 1 has no shape either,
+    # and files that were migrated keep their form.
     if data.has(3):
         axes = tuple([Dimension(it.number(0, 8), it.number(1, 4)) for it in data.tables(3)])
     else:
@@ -350,6 +360,7 @@ def _fitted(
 
 def _regular(array_length: int, chunk_length: int) -> Dimension:
     """Derive the chunk count from the array and chunk length of spec 1."""
+    # Both may be 0, which is an empty axis; else it would be divided by.
     if chunk_length == 0:
         if array_length > 0:
             raise _no_length()
@@ -367,6 +378,8 @@ class _ArrayColumns:
     def __init__(self, tables: Tables) -> None:
         new = tables.vector(3, 4, 4)
         shapes = tables.vector(0, 16, 8, required="shape")
+        # Everything is decoded for all rows at once, and each row is cut out of it when it is its
+        # turn.
         self._is_new: list[bool] = tables.has(3).tolist()
         self._old_bounds, self._new_bounds = _bounds(shapes.counts), _bounds(new.counts)
         lengths: list[list[int]] = shapes.structs().view("<u8").reshape(-1, 2).tolist()
@@ -432,6 +445,8 @@ class Layout:
         Raises:
             FormatError: one of them is damaged.
         """
+        # Read for its check alone, as other fields below: what is copied unread must be as sound as
+        # what is decoded.
         tables.struct(0, NodeId.size_bytes, field="id")
         self.spans = Spans(tables, vtables=vtables)
         self.spans.cover(tables.vector(1, 1, 1, required="path"), ended=True)
@@ -442,6 +457,8 @@ class Layout:
         arrays = tables.select(rows).tables(4, required="node_data")
         self.foreign = tables.reaches(_LAST_NODE_SLOT + 1).copy()
         """Nodes with fields that this version does not know, or in the form of another one."""
+        # Unknown fields may refer to bytes that are not copied, and the shape must be that of the
+        # version of the new file.
         self.foreign[rows[_is_foreign(arrays, spec_version)]] = True
         self._cover_groups(tables, np.flatnonzero(~is_array), vtables=vtables)
         self._cover_arrays(arrays, rows, vtables=vtables)
@@ -483,9 +500,12 @@ class Layout:
                 """The node that has each of these references."""
                 of_items.cover(items.vector(1, 8, 4, required="extents"))
             if slot == 3:
+                # For their alignment and bounds.
                 items.scalar(0, 8)
                 items.scalar(1, 4)
             spans.cover_items(vectors.counts, of_items)
+            # An unknown field of an item may refer to bytes outside of the span, which would not be
+            # copied.
             unknown = items.reaches(known)
             if unknown.any():
                 foreign[np.repeat(np.arange(len(tables)), vectors.counts)[unknown]] = True
