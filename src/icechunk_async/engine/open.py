@@ -107,6 +107,7 @@ class Origin:
     def of(cls, request: Request, storage: Storage) -> Self:
         """Return how to open elsewhere what was opened from ``request``."""
         description = storage.description
+        # Without storages that the caller opened: they hold connections, which cannot travel.
         plain = {
             prefix: access
             for prefix, access in request.authorized.items()
@@ -195,6 +196,8 @@ _neighbours: Final = Places(Neighbours)
 
 
 def _neighbours_of(request: Request, storage: Storage) -> Neighbours:
+    # It may be wrapped, to fail or to delay: what is known of the plain storage need not hold for
+    # it.
     if isinstance(request.location, _HasDescription):
         return Neighbours()
     return _neighbours.at(storage.description.url, request.storage_options)
@@ -296,6 +299,7 @@ class Engine:
 
     async def _of_other_kind[E: IcechunkError](self, error: E, name: str) -> E:
         """Return the error about a name, with what else is called so; costs up to two requests."""
+        # Only after a failure, so that a name which is right costs nothing more.
         for kind, known, look_up in (
             ("tag", TagNotFoundError, self.history.tag_target),
             ("branch", BranchNotFoundError, self.history.branch_tip),
@@ -486,6 +490,7 @@ def early(request: Request, storage: Storage) -> Storage:
     """Return the storage for the first reads, before the stored settings are known."""
     if isinstance(storage, BlockingStorage):
         return storage
+    # The stored configuration is what is about to be read.
     settings = (request.config or RepositoryConfig()).effective_storage
     return with_retries(storage, policies_of(settings).retry)
 
@@ -509,6 +514,8 @@ def check_safe(
         given = [capabilities.reasons.get(name, "no reason given") for name in missing]
         reasons = "; ".join(dict.fromkeys(given))  # each once
         names = ", ".join(name.replace("_", " ") for name in missing)
+        # Advice only where it helps: the numbered layout needs creation and lists, and no
+        # replacement.
         numbered = creating and missing == ["conditional_update"] and capabilities.listing
         advice = f" {_NUMBERED}" if numbered else ""
         raise UnsafeStorageError(
@@ -651,6 +658,7 @@ async def _assemble(
     budget = Budget(config.effective_max_concurrent_requests)
     policies = policies_of(config.effective_storage, request.hedge)
     limited = with_policies(storage, budget, policies, immutable=layout.names.is_written_once)
+    # Above retries and budget: what a view adds, such as a listing, are requests like all others.
     limited = view(limited)
     cache = None
     if request.cache is not None:  # outside the budget: a hit needs no request
@@ -676,12 +684,15 @@ async def _assemble(
         is_known = storage is not request.location
         remove = await _try_promises(storage, creation, is_known=is_known)
         created = opening.create(limited, assets, creation.way, request.config, given)
+        # The trial's objects are removed while the repository is created: `check_empty` of other
+        # processes knows them.
         found = (await gather(created, remove()))[0]
     history = found.open(limited, assets, history_settings(config, neighbours.known))
     assets.keeps_statistics = bool(found.settings.statistics)
     assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)
     if assets.keeps_sums:
         history.capabilities.require("sums")
+    # Closed in reverse order: work in the background first, since it may read virtual sources.
     async with AsyncExitStack() as stack:
         if cache is not None:
             stack.callback(cache.close)

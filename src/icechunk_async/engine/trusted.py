@@ -25,6 +25,7 @@ _BUCKETS: Final = frozenset({"s3", "gs", "az"})
 """Schemes of which the part of a URL before the path names a bucket or container, and no more."""
 _MOST: Final = 1000
 
+# No lock: each access is one step of the interpreter, and threads that try at once find the same.
 _tried: dict[tuple[bytes, bool], int] = {}
 """When the last trial ended that succeeded, by service and by whether only the promises were
 needed that numbered references depend on."""
@@ -38,6 +39,8 @@ def service_of(storage: Storage) -> bytes | None:
     description = storage.description
     parts = urlsplit(description.url)
     options = sorted(description.options.items())
+    # Folders of one disk can be on different file systems, and paths of one web server on different
+    # services.
     if parts.scheme not in _BUCKETS:
         return None
     if any(not isinstance(value, str | int | float | None) for _, value in options):
@@ -58,6 +61,7 @@ def trust(service: bytes | None, *, numbered: bool) -> None:
     """Remember that a trial succeeded now."""
     if service is None:
         return
+    # All at once: a trial too many costs 200 requests, and to find the oldest would cost code.
     if len(_tried) >= _MOST:
         _tried.clear()
     _tried[service, numbered] = clock.elapsed_us()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["ArrayChanges", "ChangeSet", "Deleted", "WorkingTree", "settle_together"]
 
 
+# One counter for every session and thread of the process. `next` of it is one step of the
+# interpreter, so that no two states of changes ever get the same number.
 _REVISIONS: Final = count(1)
 _MAX_SINGLES: Final = 4096
 """The most single changes kept: an object for each takes ten times the memory of a row, and
@@ -101,6 +103,8 @@ class ArrayChanges:
         """
         if len(refs) == 0:
             return
+        # What was set one by one is older than the new block, and `find` looks at blocks from the
+        # newest to the oldest.
         self._settle()
         self._push(refs.sort())
         self.revision = next(_REVISIONS)
@@ -122,6 +126,8 @@ class ArrayChanges:
         self._settle()
         if not self._blocks:
             return ChunkRefs.empty(self.rank)
+        # The joined block is kept: the log, the manifests and each look for conflicts ask for it
+        # again.
         if len(self._blocks) > 1:
             self._blocks = [ChunkRefs.concat(self._blocks).sort()]
         return self._blocks[0]
@@ -159,6 +165,8 @@ class ArrayChanges:
         keep = ~rows_in(refs.coords, coords)
         self._blocks = [refs.take(keep)] if keep.any() else []
         self.revision = next(_REVISIONS)
+        # A journal lists what was set. It cannot say that a change was taken back, so the next
+        # publication has to compare whole states.
         self.journal = None
 
     @property
@@ -178,6 +186,9 @@ class ArrayChanges:
 
     def _push(self, block: ChunkRefs) -> None:
         """Add the newest block."""
+        # Blocks get shorter from the oldest to the newest, as in a binary counter: after 4n, 2n and
+        # n rows another n make one block of 8n. So each row of equal batches is sorted a
+        # logarithmic number of times.
         while self._blocks and len(self._blocks[-1]) <= len(block):
             block = ChunkRefs.concat([self._blocks.pop(), block]).sort()
         self._blocks.append(block)
@@ -197,6 +208,8 @@ def settle_together(changes: Iterable[ArrayChanges]) -> None:
             continue
         from icechunk_async.format.manifest.several import Several  # noqa: PLC0415 -- on use
 
+        # None if some are virtual: their locations lie in pools, one for each array. These become
+        # columns one by one, when they are asked for.
         columns = Several.from_mappings(rank, [it.singles for it in alike])
         if columns is not None:
             for it, refs in zip(alike, columns.divided(), strict=True):
@@ -262,6 +275,8 @@ class ChangeSet:
 
     def same_as(self, earlier: ChangeSet) -> bool:
         """Return whether nothing changed since ``earlier`` was copied from these changes."""
+        # Equal numbers are equal chunks, which need not be looked at. Moves are left out: states
+        # are compared for forks, and a session that moves nodes has none.
         revisions = [
             {node_id: it.revision for node_id, it in changes.chunks.items()}
             for changes in (self, earlier)
@@ -305,6 +320,7 @@ class WorkingTree:
 
     def get(self, path: str) -> Node | None:
         """Return the node at a path as the session sees it."""
+        # First, because a created node may stand where one of the base was deleted.
         created = self.changes.new.get(path)
         if created is not None:
             return created
@@ -316,6 +332,8 @@ class WorkingTree:
     def base_node(self, node: Node) -> Node | None:
         """Return the node of the base snapshot that ``node`` is, changed or not."""
         origin = self.changes.moves.origin(node.path)
+        # The path alone does not tell: another node may have been created where the base has this
+        # one.
         found = None if origin is None else self.base.get(origin)
         return found if found is not None and found.id == node.id else None
 
@@ -390,6 +408,8 @@ class WorkingTree:
         if old == new:
             return
         if len(old) != len(new):
+            # What was set under the old number of axes goes as well: a log has coordinates of one
+            # rank for each array.
             changes = ArrayChanges(len(new))
             changes.kept_grid = (0,) * len(new)
             self.changes.chunks[node.id] = changes
@@ -409,6 +429,7 @@ class WorkingTree:
         node = self.get(path)
         assert node is not None
         changes = self.changes
+        # As in the official engine: a log names a deleted array, and none of its chunks.
         changes.chunks.pop(node.id, None)
         if changes.new.pop(path, None) is None:
             changes.updated.pop(node.id, None)

@@ -99,6 +99,8 @@ def common_rows(
     if one.shape[1] == 0:
         return np.zeros(1, np.intp), np.zeros(1, np.intp)
     keys, others = _keys(one, other)
+    # A row behind the last one has a place that does not exist; clipped, it is compared with
+    # another row, and differs.
     places = np.minimum(np.searchsorted(keys, others), len(keys) - 1)
     found = keys[places] == others
     return places[found], np.flatnonzero(found)
@@ -108,6 +110,9 @@ def _keys(
     one: npt.NDArray[np.uint32], other: npt.NDArray[np.uint32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return a number for each row of two matrices: equal rows equal numbers, in their order."""
+    # Rows are numbered as cells of an array in C order: row (2, 1) of a grid of (4, 3) is number 7.
+    # Sizes are Python's integers, because the product of many axes would wrap round in 64 bits;
+    # where it does not fit, all rows have to be sorted.
     sizes = np.maximum(one.max(axis=0), other.max(axis=0)).astype(object) + 1
     if np.prod(sizes) < 1 << 63:
         strides = np.array([np.prod(sizes[axis + 1 :]) for axis in range(len(sizes))], np.int64)
@@ -147,6 +152,7 @@ def same_refs(
             same[rows] = compare(one, mine[rows], other, theirs[rows])
     same[alike & (kinds == Kind.DELETED)] = True
     if equal_sums and one.sums is not None and other.sums is not None:
+        # A code of 0 says that no sum is known: two unknown sums are not equal.
         sums = one.sums[mine]
         native = alike & (kinds == Kind.NATIVE)
         same |= native & (sums != 0) & (sums == other.sums[theirs])
@@ -195,6 +201,8 @@ def _same_inline(one: ChunkRefs, mine: _Indices, other: ChunkRefs, theirs: _Indi
     sizes = one.lengths[mine].astype(np.int64)
     places = np.cumsum(sizes) - sizes
     differs = _gather(one, mine, places, sizes) != _gather(other, theirs, places, sizes)
+    # The number of differing bytes before each place. A chunk is the same if the number does not
+    # grow from its first byte to its end.
     wrong = np.concatenate([[0], np.cumsum(differs)])
     found: _Mask = wrong[places + sizes] == wrong[places]
     return found

@@ -69,6 +69,8 @@ def detect_conflicts(
             that in the session's base.
     """
     if log.moves:
+        # Told alone, as by the official engine: ids of the log stand for other paths than ours, so
+        # further conflicts would name wrong nodes.
         first = log.moves[0]
         return [Conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, first.source)]
     changes = ours.changes
@@ -112,6 +114,8 @@ def _new_nodes(changes: ChangeSet, theirs: Nodes) -> Iterator[Conflict]:
 
 
 def _updated_nodes(changes: ChangeSet, log: TransactionLog) -> Iterator[Conflict]:
+    # Chunks that they wrote under a document of ours are no conflict, as in the official engine.
+    # Those outside of a smaller grid of ours are cut off by `kept_grid`.
     for node_id, node in changes.updated.items():
         if node_id in log.updated_arrays or node_id in log.updated_groups:
             yield Conflict(ConflictKind.ZARR_METADATA_DOUBLE_UPDATE, node.path, node_id=node_id)
@@ -147,6 +151,8 @@ def _chunks(
 
 
 def _deleted_nodes(changes: ChangeSet, log: TransactionLog, theirs: Nodes) -> Iterator[Conflict]:
+    # Nodes that they created in a group that we delete are no conflict either, and stay without a
+    # parent, as in the official engine: the format allows that.
     for node_id, gone in changes.deleted.items():
         now = theirs.get(gone.path)  # another node, if they deleted and recreated it
         for it in {node_id, node_id if now is None else now.id}:

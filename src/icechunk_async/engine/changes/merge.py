@@ -195,8 +195,14 @@ class Merger:
     def add_since(self, fork: ChangeSet, since: Since, fork_id: str = "") -> None:
         """Merge changes that were made on the state that ``since`` knows of; name their fork."""
         self._fork_id = fork_id
+        # A fork that shifted chunks names the snapshot that it began at. If that is one of a
+        # session with changes, no history lists it, and the commit would refuse. Its chunks are the
+        # session's own, or those of the session's base, which stands for it here.
         if fork.sources:  # of an unpublished snapshot on top of the base, perhaps
             self._changes.sources |= {self._base_id}
+        # Deletions come first, so that a node in the place of a deleted one finds the path free,
+        # and chunks last, when it is known which arrays there are. Paths that clash are ``taken``:
+        # what follows from a clash is not told again.
         taken: set[str] = set()
         for node_id, gone in fork.deleted.items():
             if self._delete(since, fork, node_id, gone):
@@ -345,6 +351,8 @@ class Merger:
             where = node.path if node is not None else path or self._path_of(node_id)
             self._clash(MergeClashKind.OTHER_RANK, where or str(node_id), refs)
             return
+        # What waits was merged before this fork: its smaller grid cuts that off, and not what the
+        # fork itself wrote.
         if changes.kept_grid is not None:
             self._join(node_id)
             mine = self._changes.chunks.get(node_id)
@@ -354,6 +362,8 @@ class Merger:
         if changes.kept_grid is not None:
             mine.shrink(changes.kept_grid)
         if len(refs):
+            # Joined at the end, in one sort. Joined at once, each of a thousand forks would sort
+            # the chunks of all before it.
             self._pending.setdefault(node_id, []).append((self._fork, refs))
 
     def _changed_node(self, node_id: NodeId, path: str | None) -> Node | None:
@@ -379,6 +389,8 @@ class Merger:
         rows, first, counts = np.unique(coords, axis=0, return_index=True, return_counts=True)
         if (counts == 1).all():
             return
+        # `np.unique` returns the first row of equal ones, and rows stand in the order of merging.
+        # So the others are those of forks that came later, and the earliest of these is named.
         again = np.ones(len(coords), bool)
         again[first] = False
         created = (path for path, it in self._changes.new.items() if it.id == node_id)
@@ -453,6 +465,8 @@ def _parts(changes: ChangeSet, only: Collection[NodeId]) -> ChangeSet:
 def _check_created(changes: ChangeSet, base: Nodes, spec_version: int) -> dict[NodeId, Node]:
     """Check created nodes; return them by id."""
     known = {node.id: node for node in changes.new.values()}
+    # Manifests and logs know nodes by their ids alone: two nodes of one id would share their
+    # chunks.
     if len(known) < len(changes.new):
         raise _impossible("creates two nodes with one id")
     for path, node in changes.new.items():
@@ -483,6 +497,8 @@ def _check_document(node: Node, spec_version: int) -> None:
         parsed = parse_document(node.user_data, node.path)
     except InvalidMetadataError as error:
         raise _impossible(f"brings a document that no array or group can have: {error}") from error
+    # The bytes say shape and grid twice. Chunks are checked against one, and Zarr reads by the
+    # document: a difference would put chunks where no reader looks.
     if parsed.array != node.array:
         raise _impossible(f"says another shape or grid of {node.path!r} than its document")
     if spec_version == 1 and not parsed.regular_grid:

@@ -43,6 +43,8 @@ class Moves:
 
     def net(self) -> tuple[Move, ...]:
         """Return a move for each node that is elsewhere now, in the order of transaction logs."""
+        # By segments (spec, "Transaction logs"): ``/a/b`` comes before ``/a-b``, unlike in
+        # snapshots.
         return tuple(sorted(self._by_source.values(), key=lambda move: move.target.split("/")))
 
     def origin(self, path: str) -> str | None:
@@ -102,7 +104,11 @@ class Moves:
         for place in places.values():  # there can be nodes below a path that is free
             if place not in places and self.find(base, place) is not None:
                 raise _taken(source, target, place)
+        # Old entries go before new ones come, because a new place can be an old one of the same
+        # subtree: without a node at ``/a``, the nodes ``/a/a`` and ``/a/a/a`` can move to ``/a``
+        # and ``/a/a``.
         origins = {path: self.origin(path) for path in subtree}
+        # Each insertion shifts the list, so for many nodes sorting it anew takes less time.
         few = len(subtree) < len(self._targets) >> 3
         for path in subtree:
             arrived = self._by_target.pop(path, None)
@@ -113,6 +119,8 @@ class Moves:
         for path, origin in origins.items():
             assert origin is not None  # there is a node
             place = places[path]
+            # A node that came back to its place in the base has not moved: a log lists no such
+            # move.
             if place != origin:
                 node = base[origin]
                 move = Move(origin, place, node.id, node.array is not None)
@@ -121,6 +129,8 @@ class Moves:
                     insort(self._targets, place)
         if not few:
             self._targets = sorted(self._by_target)
+        # Last, so that a refused move leaves nothing. It is kept even if nothing moved in the end:
+        # as in the official engine, a session that moved a node there and back has changes.
         self.requested.append((source, target))
 
     def _check(self, base: Nodes, source: str, target: str, created: Container[str]) -> None:

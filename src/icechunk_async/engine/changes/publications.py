@@ -185,6 +185,8 @@ def note_more(
     for node_id in known.chunks.keys() & changes.chunks.keys():
         journal = changes.chunks[node_id].journal
         before = noted.get(node_id)
+        # Once unknown, an array stays unknown: what was not noted lies before all that is noted
+        # from now on, and only a comparison of states finds it.
         if journal is None:
             noted[node_id] = None
         elif not journal.is_empty() and (before is not None or node_id not in noted):

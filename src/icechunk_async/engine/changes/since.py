@@ -54,6 +54,7 @@ def _chunks(now: ArrayChanges, then: ArrayChanges | None) -> ArrayChanges:
     since.kept_grid = None if now.kept_grid == then.kept_grid else now.kept_grid
     refs, before = now.columns(), then.columns()
     new = np.ones(len(refs), np.bool_)
+    # One by one only where both states name a chunk; what is new needs no comparison.
     for row in np.flatnonzero(rows_in(refs.coords, before.coords)).tolist():
         new[row] = then.find(tuple(refs.coords[row].tolist()))[1] != refs.ref(row)
     since.set_many(refs.take(new))

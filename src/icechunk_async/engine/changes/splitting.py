@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CellPlan", "SplitPlan", "plan_manifests", "split_sizes"]
 
+# The official engine's default: chunk coordinates have 32 bits, so nothing is divided.
 _UNSPLIT: Final = (1 << 32) - 1
 
 
@@ -88,12 +89,16 @@ def plan_manifests(
         rewrite_all: write every cell.
     """
     touched = _rows_by_cell(changed, sizes)
+    # A cell that is written has the box of the whole grid: ``kept`` limits only what comes from old
+    # manifests, and the session may have written beyond it after the array grew again.
     cells = {
         cell: CellPlan(_box(cell, sizes, grid), changes=rows) for cell, rows in touched.items()
     }
     kept = grid if kept is None else tuple(min(a, b) for a, b in zip(grid, kept, strict=True))
     reused: list[ManifestRef] = []
     cut: list[CellPlan] = []
+    # Extents are those of the references, not of cells: of 10 chunks in cells of 4, chunks 0, 1, 5
+    # and 9 are in manifests of [0, 2), [5, 6) and [9, 10).
     for ref in old:
         for cell in _cells_of(ref.extents, sizes, kept):
             if cell in cells:
@@ -119,6 +124,7 @@ def _rows_by_cell(
         only: list[int] = cells[0].tolist()
         return {tuple(only): np.arange(len(coords))}
     distinct, codes = np.unique(cells, axis=0, return_inverse=True)
+    # Stable, because the rows of each cell must stay in ascending order to be merged.
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes))
     groups: list[npt.NDArray[np.int64]] = np.split(order, ends[:-1])

@@ -96,6 +96,8 @@ class Parcel:
         try:
             # `decompress` believes a frame only as much as its length allows.
             return parse(table_of(msgpack.unpackb(bytes(decompress(view[start:], self.name)))))
+        # An `OverflowError` is NumPy's, for a constant that does not fit its column. msgpack raises
+        # `ValueError` for whatever it cannot read, also for documents that nest too deeply.
         except (ValueError, KeyError, TypeError, OverflowError, InvalidInputError) as error:
             raise FormatError(f"The bytes of a {self.name} are damaged: {error!r}.") from error
         except RecursionError as error:
@@ -385,6 +387,8 @@ def _continue(changes: ChangeSet, known: ChangeSet, rows: list[list[Any]]) -> No
             raise FormatError("A fork continues an array that it does not know.")
         it = changes.chunks[node_id] = was.copy()
         it.set_many(noted.columns())
+        # The grid is that of the whole state. A journal has none: `news_since` compares grids by
+        # itself.
         it.kept_grid, noted.kept_grid = noted.kept_grid, None
         it.journal = noted
 
@@ -498,6 +502,7 @@ class _Columns:
     def read(self, value: object, dtype: str, count: int | None = None) -> npt.NDArray[Any]:
         count = self.count if count is None else count
         if isinstance(value, int):
+            # Repeated without memory, which is why `_check_count` bounds the number of rows first.
             return np.broadcast_to(np.array(value, dtype), count)
         column = np.frombuffer(typed(value, bytes), dtype)
         if len(column) != count:
@@ -522,6 +527,8 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
     for axis, values in enumerate(axes):
         coords[:, axis] = columns.read(values, "<u4")
     kinds = columns.named("kinds", "u1")
+    # A copy of the offsets: those of inline chunks are filled in below, and a column is a view of
+    # the bytes or one number for all rows.
     lengths, offsets = columns.named("lengths", "<u8"), np.array(columns.named("offsets", "<u8"))
     if columns.count and (
         kinds.max() > Kind.DELETED

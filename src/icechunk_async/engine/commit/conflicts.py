@@ -102,6 +102,7 @@ class Side:
     def metadata_of(self, conflict: Conflict) -> dict[str, Any] | None:
         """Return the document of the node that a conflict is about, wherever it is on this side."""
         nodes, node_id = self._workspace.base.nodes, conflict.node_id
+        # A merge may have moved it on one side.
         path = None if node_id is None else nodes.path_of(node_id)
         return self.metadata(conflict.path if path is None else path)
 
@@ -116,6 +117,8 @@ class Side:
         Cost: one request, and one for the manifest unless that is cached.
         """
         data = await self._workspace.read_chunk(check_path(path), coords)
+        # Solvers are code of others, which may keep or compare what they get: a view of a cached
+        # object would keep all of that in memory.
         return None if data is None else bytes(data)
 
 
@@ -176,6 +179,8 @@ class ConflictSolver(Protocol):
 
 def check_solver(given: object) -> None:
     """Raise `WrongTypeError` unless it is a solver, before a commit depends on it."""
+    # A class has the method as well. Without this it would be called at the first conflict, perhaps
+    # years later.
     if isinstance(given, type) or not callable(getattr(given, "solve", None)):
         shown = given.__name__ if isinstance(given, type) else f"{given!r:.100}"
         raise WrongTypeError(

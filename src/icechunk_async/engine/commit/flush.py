@@ -283,6 +283,8 @@ class Flusher:
         dropped = _left_by(tree, changed, written)
         files = Files.of(base.manifests).edited(
             [info for manifest_id, info in used.items() if manifest_id in made],
+            # Exactly the manifests that nodes use (spec, "Manifests"): one that a changed array
+            # left stays listed while another array shares it.
             dropped - nodes.using(dropped - used.keys()) - used.keys(),
         )
         packed = {
@@ -592,6 +594,7 @@ class Flusher:
         # locations.
         if self.options.location_dictionary is not None:
             return None
+        # Compressed blocks that do not change are copied without decompressing them.
         data = await self._assets.manifests.seekable_file(info.id, info.size_bytes)
         if data is None:
             return None

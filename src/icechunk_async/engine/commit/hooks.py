@@ -32,10 +32,13 @@ _log = logging.getLogger(__name__)
 _AT_ONCE: Final = 8
 _MOST_FAILURES: Final = 100
 _MOST_TEXT: Final = 2_000
+# The caller of the commit waits for them, and holds no turn of a writer meanwhile.
 SECONDS: Final = 30.0
 """Time for each hook."""
 MOST_DEEP: Final = 8
 """A hook may commit, which calls hooks again; this is the deepest level that is called."""
+# A context variable, because tasks inherit it: what a hook commits counts as deeper also if the
+# hook starts tasks for it.
 _depth: ContextVar[int] = ContextVar("icechunk_async_hooks", default=0)
 
 
@@ -95,6 +98,7 @@ class Hooks:
         depth = _depth.get()
 
         async def call(function: Callable[[CommitEvent], Any]) -> None:
+            # A hook that commits on every event would otherwise never end.
             if depth < MOST_DEEP:
                 error = await _call(function, event)
             else:

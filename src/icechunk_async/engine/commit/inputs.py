@@ -81,6 +81,8 @@ class Inputs:
             return
         context = {"branch": branch, "expected_parent": str(start), "actual_parent": str(end)}
         try:
+            # The missing log of an expired commit may be the one that touched an input: a diff that
+            # is only shown leaves it out, and this must not.
             diff = await diff_snapshots(history, workspace.assets, start, end, need_pruned=True)
         except (InvalidInputError, SnapshotNotFoundError) as error:
             raise ConflictError(
@@ -97,4 +99,5 @@ class Inputs:
                 path=path,
                 **context,
             )
+        # The next try, after another rebase, looks only at what came since.
         self._since = end

@@ -194,6 +194,7 @@ async def record_of(history: History, tip: SnapshotId, known: Record | None = No
         if known is not None and info.id == known.at:
             return replace(known, at=tip)
         newest = newest_transactions(info.metadata)
+        # The nearest record counts alone: it repeats all before it, also what has expired since.
         if newest is not None:
             return Record(tip, info.id, newest)
     return Record(tip, None, {})

@@ -34,6 +34,7 @@ __all__ = [
     "size_of",
 ]
 
+# The bounds and their reasons: decision 32.
 MOST_REFS: Final = 1000
 """References in a shared manifest. Readers preload coordinates from manifests up to this size."""
 _MOST_ARRAYS: Final = 64
@@ -65,6 +66,7 @@ def length_for_appends(arrays: Iterable[ArrayData], dimension: str) -> int | Non
     if not of_a_step:
         return None
     # Those that cannot share even for one step need not be short for it.
+    # 100 arrays of one chunk a step: 2048 // 100 = 20 steps, below the 100 that an array may share.
     shared = MOST_REFS_OF_ONE // max(of_a_step) or _REFS_OF_LAST_CELLS
     return max(1, min(shared, _REFS_OF_LAST_CELLS // sum(of_a_step)))
 
@@ -132,6 +134,8 @@ def is_mostly_garbage(manifest: Manifest, used: Sequence[ChunkRefs]) -> bool:
         manifest: all of it.
         used: the references of those arrays that still use it.
     """
+    # Half, so that each reference that is moved is paid for by one that went: a commit writes at
+    # most twice what changed.
     if 2 * sum(map(len, used)) < len(manifest):
         return True
     stored = sum(map(_native_bytes, manifest.arrays.values()))

@@ -62,6 +62,7 @@ def small_array(
     """
     array = node.array
     assert array is not None
+    # What was cut off, or has other axes, needs the boxes of `plan_manifests`.
     if changes.kept_grid is not None or not 0 < changes.count() <= MOST_REFS_OF_ONE:
         return None
     grid = array.grid
@@ -72,6 +73,8 @@ def small_array(
     if not old:
         return Small(node.id, None, changes, grid)
     info = manifests.get(old[0].manifest_id)
+    # Several manifests are cells of an earlier rule, or were laid out by another writer. One that
+    # is not listed is an error, which is raised where arrays are written one by one.
     if len(old) > 1 or info is None or info.num_chunk_refs > MOST_REFS:
         return None
     if info.size_bytes > _MOST_BYTES:
@@ -98,6 +101,7 @@ def merged(
             by_rank.setdefault(rank, []).append((it, old, changed))
     found: dict[NodeId, Waiting | None] = {}
     for alike in by_rank.values():
+        # None if there are virtual references after all: then these arrays are left out, too.
         several = merge_several(
             [old for _, old, _ in alike],
             [changed for _, _, changed in alike],

@@ -56,6 +56,7 @@ class Newest:
         if ours and max(it.flushed_at for it in ours) < newest:
             return Resolution.THEIRS
         if conflict.kind is ConflictKind.ZARR_METADATA_DOUBLE_UPDATE:
+            # As bytes, since `OURS` never settles metadata, see `_ALWAYS_OURS` of the rebase.
             node = clash.ours.node(conflict.path)
             return Resolution.FAIL if node is None else node.user_data
         return Resolution.OURS
@@ -78,6 +79,8 @@ class PerPath:
         """Ask each solver about its conflicts."""
         chosen = [self._solver(conflict.path) for conflict in clash.conflicts]
         answers: list[Answer] = [Resolution.FAIL] * len(chosen)
+        # By identity, because solvers need not be hashable. Each is asked once, with all of its
+        # conflicts, as it would be without patterns.
         for solver in dict.fromkeys(map(id, chosen)):
             places = [at for at, it in enumerate(chosen) if id(it) == solver]
             some = [clash.conflicts[at] for at in places]

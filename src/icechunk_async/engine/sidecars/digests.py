@@ -61,6 +61,8 @@ class DigestFiles:
             found = await self.read(snapshot_id)
         except FormatError as error:
             _log.warning("a list of digests is ignored: %s", error)
+        # That none exists is not kept: `add_sums` can store one at any time, also in another
+        # process.
         if found is not None:
             self._keep(snapshot_id, found)
         return found
@@ -79,6 +81,8 @@ class DigestFiles:
 
 def listed(sums: ManifestSums, data: bytes | None = None) -> Listed:
     """Return the entry of a manifest with these sums; ``data`` is their encoded form."""
+    # An incomplete sidecar may be completed later, in place: a list that vouched for its bytes
+    # would then call it damaged.
     if not sums.head.is_complete:
         return Listed(sums.head.manifest_digest, None)
     encoded = sums.encode() if data is None else data
@@ -123,6 +127,8 @@ async def digests_of(
         if sidecar is not None:
             found[manifest_id] = listed(sidecar)
 
+    # More of them are left unknown. A commit must not read thousands of sidecars because sums were
+    # switched on late; `add_sums` does that once.
     if len(open_ones) <= _MAX_SIDECARS:
         await bounded_map(look, open_ones, limit=_CONCURRENT_SIDECARS)
     return found

@@ -53,6 +53,8 @@ class StatisticsFiles:
             async for entry in entries:
                 if isinstance(entry, ObjectInfo):
                     parsed = id_of(entry.key)
+                    # Anybody may have put other names below the prefix: they are skipped, and not
+                    # read.
                     if parsed is not None and parsed.node_id == node_id:
                         found.append(parsed)
         return sorted(found)
@@ -77,6 +79,8 @@ class StatisticsFiles:
         except ObjectNotFoundError:  # deleted meanwhile
             return None
         except FormatError as error:
+            # Kept in the cache as empty: names are random, so nobody will replace the object by a
+            # good one.
             _log.warning("statistics are taken for unknown: %s", error)
             statistics = _NOTHING
         self._cache.put(statistics_id, statistics, 1 + len(statistics.rows))

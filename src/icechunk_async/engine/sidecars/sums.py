@@ -77,6 +77,7 @@ class SumFiles:
     def _find(self, manifest_id: ManifestId) -> ManifestSums | _Absent | None:
         """Return the sums of a manifest that are in memory."""
         known = self._cache.get(manifest_id)
+        # Two threads may decode it at once, and keep equal values.
         if isinstance(known, bytes):
             return self.keep(manifest_id, ManifestSums.decode(known, manifest_id))
         return known
@@ -95,6 +96,8 @@ class SumFiles:
         if known is not None:
             return known if isinstance(known, ManifestSums) else None
         try:
+            # Threads that miss at the same time all read it, which is harmless; a lock would be
+            # held over the read.
             data = storage.get_blocking(sums_key(manifest_id), ByteRange(0, None)).data
             return self.keep(manifest_id, ManifestSums.decode(data, manifest_id))
         except ObjectNotFoundError:
@@ -104,6 +107,8 @@ class SumFiles:
 
     def keep(self, manifest_id: ManifestId, sums: ManifestSums | None) -> ManifestSums | None:
         """Remember the sums of a manifest, or that no sidecar exists, and return them."""
+        # Kept like sums, because a repository that switched them on late has none for most
+        # manifests, and each read that is verified asks.
         if sums is None:
             self._cache.put(manifest_id, _ABSENT, 1)
         else:
@@ -129,6 +134,7 @@ def with_sums(manifest: Manifest, sums: ManifestSums | None) -> Manifest:
         return manifest
     try:
         return sums.attached_to(manifest)
+    # Sums of another manifest, or of one that was rewritten by hand. Reads must work without them.
     except FormatError as error:
         _log.warning("checksums are taken for unknown: %s", error)
         return manifest

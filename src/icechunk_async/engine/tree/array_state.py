@@ -68,6 +68,8 @@ def in_grid(coords: Coordinates, array: ArrayData) -> bool:
     """Return whether an array can have a chunk at ``coords``."""
     if len(coords) != len(array.dimensions):
         return False
+    # A loop, because every chunk that is read or written comes through here, and `all` with a
+    # generator takes nearly twice as long.
     for at, dimension in zip(coords, array.dimensions, strict=True):
         if not 0 <= at < dimension.num_chunks:
             return False

@@ -55,6 +55,8 @@ class BlockingChunks:
                     if unstored is not None:
                         return unstored
                 found = self.files.chunks.read(chunk_id, start, stop)
+                # Not read a second time, as `read_native` does: neither a network nor a cache that
+                # could have damaged the bytes lies between a local storage and this process.
                 checks = workspace.assets.checks
                 if checks is not None and not checks.passes(ref, found):
                     raise damaged_chunk(path, coords, ref, found)
@@ -94,6 +96,8 @@ class BlockingChunks:
             workspace.put_ref(path, coords, self._store(data))
             return
         node = workspace.array(path)
+        # On this thread: Zarr calls from its worker threads, so nothing waits for it but this
+        # chunk.
         measured = recorder.measure(node, coords, data)
         ref = self._store(data)
         workspace.put_ref(path, coords, ref)

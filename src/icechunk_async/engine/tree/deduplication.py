@@ -56,6 +56,8 @@ class Deduplication:
 
     def forget(self, lost: Ids) -> None:
         """Refer to objects no more that a collection deleted or is deleting, nor to any so far."""
+        # A writer that found an entry just before, and sets its reference after this, is found out:
+        # the commit that called this is refused, and the next one looks for all chunks again.
         self._lost.add(lost)
         self._stored = WeightedCache(MAX_REMEMBERED)
 
@@ -134,6 +136,8 @@ class Deduplication:
         """
         digest = await offload(lambda: _digest(data), size_bytes=len(data))
 
+        # Remembered before the flight ends, so that a task that comes in between finds the bytes in
+        # one of the two, and never stores them again.
         async def stored() -> NativeChunk:
             ref = await store(data)
             self._stored.put(digest, ref, 1)
@@ -166,6 +170,8 @@ def _same(some: Data, others: Data) -> bool:
 
 def _cannot_be_read(ref: ChunkRef, error: IcechunkError) -> bool:
     """Return that a chunk differs, or raise the error if it is not one of that chunk alone."""
+    # A storage that fails must not make all chunks look different: a bad minute would upload
+    # everything.
     if isinstance(ref, VirtualChunk) or isinstance(error, FormatError):
         return False
     raise error

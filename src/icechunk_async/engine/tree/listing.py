@@ -104,6 +104,8 @@ class Batches[T](AsyncIterator[T]):
             manifest = next(self._manifests, None)
             if manifest is None:
                 self._state = None
+                # Last, and without overlap: `counting` left out of the manifests what the session
+                # set.
                 refs = state.set_chunks()
             else:
                 refs = await self._workspace.manifest_refs(state, manifest)
@@ -235,6 +237,8 @@ def _distinct(
     Quick for runs of equal or consecutive numbers, which is the rule unless single chunks were
     moved or written.
     """
+    # The numbers are unsigned, so that a step down wraps round to a large one: a single comparison
+    # finds both steps down and gaps.
     if len(numbers) and (numbers[1:] - numbers[:-1]).max(initial=0) <= 1:
         low, high = int(numbers[0]), int(numbers[-1])
         return np.arange(low, high + 1, dtype=np.int64), numbers - np.uint32(low)
@@ -247,6 +251,8 @@ def _distinct(
 
 def _texts(ids: npt.NDArray[np.uint8]) -> list[str]:
     """Return the text form of ``(n, 12)`` chunk ids, five bits a letter."""
+    # Highest bit first, and zeros on the right up to a multiple of five (spec, "Object ids"): 96
+    # bits are 20 letters.
     bits = np.unpackbits(ids, axis=1)
     letters = -(-bits.shape[1] // 5)
     padded = np.zeros((len(ids), letters * 5), np.uint8)
@@ -298,6 +304,7 @@ def _type_of(ref: ChunkRef | None) -> ChunkType:
 async def virtual_locations(workspace: Workspace) -> list[str]:
     """Return the location of every virtual chunk, as ``Session.all_virtual_chunk_locations``."""
     with workspace.lock:
+        # Only the paths under the lock, which writers wait for: references take requests.
         paths = [node.path for node in workspace.tree.nodes() if node.array is not None]
 
     async def of_array(path: str) -> list[str]:

@@ -41,6 +41,8 @@ async def shift(workspace: Workspace, path: str, chunk_offset: Iterable[int]) ->
     state = _begin(workspace, path)
     grid = _grid(state.node)
     try:
+        # Python's integers have no end, and NumPy's have 64 bits; beyond the grid all steps are
+        # alike.
         offset = [max(-_FAR, min(_FAR, index(step))) for step in chunk_offset]
     except TypeError as error:
         raise InvalidInputError(f"{path!r} is shifted by whole chunks: {error}.") from error
@@ -76,7 +78,10 @@ async def reindex(
 def shifted(refs: ChunkRefs, offset: Sequence[int], grid: Coordinates) -> ChunkRefs:
     """Return the references to set and delete that move chunks by ``offset`` along each axis."""
     places = refs.coords.astype(np.int64) + np.array(offset, np.int64)
+    # Places that leave the grid are dropped, as by the official engine.
     stay = _inside(places, grid)
+    # Every old place is deleted, and then every new one is set: of rows with equal coordinates the
+    # last one counts, so a chunk that comes to the old place of another is there.
     gone = ChunkRefs.build(refs.coords, Kind.DELETED)
     return ChunkRefs.concat([gone, _placed(refs, stay, places)]).sort()
 
@@ -112,6 +117,7 @@ def reindexed(
         return moved
     left = refs.coords[~rows_in(refs.coords, moved.coords)]
     sources = backward(left.astype(np.int64))
+    # Bounded before the cast, which would take a number beyond 32 bits for another place.
     known = (sources >= 0).all(axis=1) & (sources < _FAR).all(axis=1)
     known[known] = rows_in(sources[known].astype(np.uint32), refs.coords)
     return ChunkRefs.concat([ChunkRefs.build(left[~known], Kind.DELETED), moved]).sort()

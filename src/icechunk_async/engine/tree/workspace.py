@@ -248,6 +248,8 @@ class Workspace:
             self.line += not continues
             if not replayed and base.id != self.base.id:
                 self.began_at = base.id
+            # Base and changes can be replaced from now on: readers need the lock to see both of one
+            # moment.
             self.is_fixed = False
             self.base, self.changes = base, changes
             self.tree = WorkingTree(base.nodes, changes)
@@ -419,6 +421,8 @@ class Workspace:
             ref = await self.store_bytes(data)
             self.put_ref(path, coords, ref, if_absent=if_absent)
             return
+        # As of now: statistics are those of the bytes as this document reads them, even if the
+        # array gets another one while they are stored.
         node = self.array(path)
         ref, measured = await gather(
             self.store_bytes(data),
