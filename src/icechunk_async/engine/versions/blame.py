@@ -90,12 +90,17 @@ async def blame(
     written_by, known = np.full(len(coords), UNKNOWN, np.int64), np.zeros(len(coords), bool)
     commits: list[SnapshotInfo] = []
     async for info in engine.history.ancestry(snapshot.id):
+        # The first snapshot holds no chunks, and in format 1 it has no log.
         if known.all() or info.parent_id is None:
             break
         try:
+            # One commit at a time: most chunks were written lately, and the walk ends when all are
+            # known.
             *expired, own = await load_logs(engine.assets, [info])
         except FormatError:  # a log is missing: nothing older can be told
             break
+        # Newest first. What an expired commit wrote is known to be its work, but nobody can name
+        # it.
         for log in (own, *reversed(expired)):
             rows = np.flatnonzero(~known)
             rows = rows[rows_in(coords[rows], log.chunks_of(node.id, coords.shape[1]))]

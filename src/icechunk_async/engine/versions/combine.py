@@ -125,6 +125,7 @@ async def combine(
 
     Cost: that of comparing the base with both, see `find_differences`.
     """
+    # The branch did not move, so there is nothing of it to be compared.
     if base.id == target.id:
         ours = await find_differences(engine, base, source, within=within)
         theirs = Differences(base, target)
@@ -184,6 +185,8 @@ def _is_harmless(
     mine = None if conflict.node_id is None else changes.chunks.get(conflict.node_id)
     if pair is None or mine is None or mine.kept_grid is not None:
         return False
+    # The official engine calls any new document a conflict. Attributes and the shape do not change
+    # what the bytes of a chunk mean, as long as the chunk lies in the grid of both.
     array = pair[1].array
     old, new = (node.user_data for node in pair)
     if not same_chunk_format(old, new) or array is None or len(array.grid) != mine.rank:

@@ -186,6 +186,7 @@ async def _touched_between(
             joined = joined.merge(log)
     except FormatError:  # a log is missing: the snapshots themselves are compared
         return None
+    # With chunks of two ranks in one array, nobody can tell which of them the snapshots still have.
     return None if joined.stray_chunks else joined
 
 
@@ -271,6 +272,7 @@ def _chosen(snapshot: Snapshot, touched: frozenset[NodeId] | None) -> dict[NodeI
     nodes = snapshot.nodes
     if touched is None:
         return {node.id: node for node in nodes.values()}
+    # Logs name ids, so only what they touch is decoded, and not every node.
     paths = sorted(path for it in touched if (path := nodes.path_of(it)) is not None)
     return {(node := nodes[path]).id: node for path in paths}
 
@@ -305,11 +307,14 @@ class Comparer:
         """Compare an array that both have, or list the references of one that is new."""
         old, new = pair
         rank = _rank(new)
+        # With another number of axes no chunk is at the place of another, so nothing is compared.
         if old is None or _rank(old) != rank:
             return RefChanges(ChunkRefs.empty(rank), await self._after.all_refs(new.path))
         assert old.array is not None
         assert new.array is not None
         listed = self._listed(new.id, rank)
+        # A few lookups read pieces of seekable manifests, and may find them in memory. Sums come
+        # with whole manifests only.
         if listed is not None and len(listed) <= _FEW_CHUNKS and not self._equal_sums:
             before = await self._look_up(self._before, old.path, listed)
             after = await self._look_up(self._after, new.path, listed)
@@ -434,6 +439,7 @@ class Comparer:
             manifests,
             limit=CONCURRENT_ARRAYS,
         )
+        # Each manifest is sorted by itself; boxes of two axes interleave.
         return ChunkRefs.concat([*parts, ChunkRefs.empty(len(state.box))]).sort()
 
 

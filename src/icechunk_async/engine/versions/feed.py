@@ -122,8 +122,12 @@ async def changes_between(
         found = await outline(engine, older, newer)
         for node_change in _nodes(found.nodes):
             yield node_change
+        # Commit by commit, a chunk that was written anew with the same bytes is part of what
+        # happened.
         equal_sums = net and engine.assets.keeps_sums
         comparer = Comparer(engine, older, newer, found.log, equal_sums=equal_sums)
+        # By a few arrays, so that memory does not grow with their number, and a consumer that stops
+        # early has few compared in vain.
         for arrays in batched(found.arrays, CONCURRENT_ARRAYS):
             compared = await bounded_map(comparer.compare, arrays, limit=CONCURRENT_ARRAYS)
             for (_, node), changes in zip(arrays, compared, strict=True):
@@ -257,6 +261,7 @@ def _parts(changes: RefChanges, size: int) -> Iterator[RefChanges]:
         if len(coords):
             yield changes
         return
+    # Of each batch the rows on both sides, which may be fewer: a chunk that came has none before.
     for start in range(0, len(coords), size):
         places = coords[start : start + size]
         yield replace(

@@ -25,6 +25,7 @@ __all__ = ["find_ref", "known_ref"]
 _FEWEST_LETTERS: Final = 4
 _LETTERS: Final = 20
 _SHOWN: Final = 5
+# At most six digits: each step is one commit of the ancestry.
 _STEPS: Final = re.compile(r"(?P<ref>.+?)~(?P<count>\d{0,6})")
 _PREFIX: Final = re.compile(f"[{ALPHABET}]{{{_FEWEST_LETTERS},{_LETTERS}}}")
 
@@ -58,6 +59,7 @@ async def find_ref(engine: Engine, ref: SnapshotId | str) -> SnapshotId:
     found = branches.get(ref, tags.get(ref))
     if found is not None:
         return found
+    # Names come first: the format allows `main~2` and twenty letters of base32 as a branch.
     steps = _STEPS.fullmatch(ref)
     if steps is not None:
         start = await _find(engine, steps["ref"], branches, tags)
@@ -78,6 +80,7 @@ def known_ref(
         (ref, (info.branches, info.tags)),
     ):
         if name is not None:
+            # A name that is not there may still be the beginning of an id, which takes a listing.
             return next((it[name] for it in kinds if name in it), None)
     try:
         found = SnapshotId.parse(snapshot_id or "")

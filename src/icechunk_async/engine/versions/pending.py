@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["PendingState", "decode_pending", "encode_pending", "fitting"]
 
 _PARCEL: Final = Parcel(b"ICAMERGE", 1, "pending merge")
+# The changes travel as those of a fork do; a merge is no session's.
 _NO_SESSION: Final = bytes(12)
 _PATH_SETS: Final = (
     "new_groups",
@@ -121,6 +122,8 @@ def fitting(state: PendingState, base: Nodes, spec_version: int) -> ChangeSet:
         FormatError: no merge can have made them there.
     """
     changes = state.changes.copy()
+    # Made again on the target's nodes, one after the other: what moves with what is worked out
+    # here, and not believed.
     moves, created = Moves(), set(changes.new)
     try:
         for source, target in changes.moves.requested:
@@ -129,6 +132,7 @@ def fitting(state: PendingState, base: Nodes, spec_version: int) -> ChangeSet:
         raise FormatError(f"A pending merge moves what cannot be moved: {error}") from error
     changes.moves = moves
     moved = WorkingTree(base, ChangeSet(moves=moves)).edited()
+    # Where a node is now follows from its id. A path from bytes might name another node.
     deleted = {
         node_id: Deleted(moved.path_of(node_id) or gone.path, gone.is_array)
         for node_id, gone in changes.deleted.items()

@@ -57,6 +57,7 @@ class ChangeMap:
         some = np.zeros((len(indices), 2), np.int64)
         last = indices[:, -2:]
         some[:, 2 - last.shape[1] :] = last
+        # Cell 511 of 1000 is in bin 130 of 256: 511 * 256 // 1000.
         bins = some * np.array(self.changed.shape) // np.maximum(self.shape, 1)
         flat = np.ravel_multi_index((bins[:, 0], bins[:, 1]), self.changed.shape)
         self.changed.ravel()[flat] = True
@@ -69,6 +70,8 @@ class ChangeMap:
         old = self.change.ravel()
         found = np.full(old.shape, np.nan)
         found[flat] = steps
+        # The sign counts in the picture, so the largest change is kept and not a sum, in which up
+        # and down would cancel.
         larger = np.isnan(old) | (np.abs(found) > np.abs(old))
         old[larger & ~np.isnan(found)] = found[larger & ~np.isnan(found)]
 
@@ -102,6 +105,7 @@ def draw_changes(maps: Sequence[tuple[str, ChangeMap]], *, dark: bool = False) -
         }
         axes.imshow(grey, cmap=ListedColormap([colours[2]]), **options)
         if largest:
+            # Both are diverging; the middle is the colour of the page.
             colour_map = "berlin" if dark else "RdBu_r"
             image = axes.imshow(
                 it.change, cmap=colour_map, norm=Normalize(-largest, largest), **options
@@ -154,6 +158,7 @@ def draw_authors(
     grid = np.full(tuple(-(-(high - low) // step)), np.nan)
     order = np.argsort(-np.where(written_by < 0, len(names), written_by), kind="stable")
     places = (last - low) // step
+    # Of equal places numpy keeps the last, so the order is from the oldest, and unknown ones first.
     grid[places[order, 0], places[order, 1]] = written_by[order]
 
     def draw(axes: Any, colours: tuple[str, str, str]) -> None:
@@ -170,6 +175,7 @@ def draw_authors(
         axes.imshow(
             grid,
             cmap=all_tones,
+            # Each number in the middle of its tone; -1, which is unknown, has the first one.
             norm=Normalize(-1.5, count - 0.5),
             extent=extent,
             aspect="auto",

@@ -91,6 +91,8 @@ class Merge:
 
     async def combine(self, engine: Engine) -> Combined:
         """As `Plan`."""
+        # Named once: if the target moves, the same source is merged again, also where its branch
+        # moved too.
         self._source_id = source_id = self._source_id or await find_ref(engine, self.source)
         target_id = await _tip(engine, self.branch)
         if self.base is not None:
@@ -204,6 +206,7 @@ def _wanted(paths: Sequence[str], source: Snapshot, target: Snapshot) -> _Wanted
                 path=top,
             )
     above = {parent for top in tops if top in source.nodes for parent in ancestors(top)}
+    # Groups that the target has stay unchanged: only what was named is brought back.
     return _Wanted(tops, frozenset(it for it in above if it not in target.nodes))
 
 
@@ -246,6 +249,7 @@ async def _restore_region(
     found.changes.chunks = {} if kept.is_empty() else {new.id: kept}
     if kept.is_empty():
         found.changes.sources = frozenset()
+    # Base and target are one snapshot, so nothing of the target was compared and nothing clashes.
     return replace(found, conflicts=())
 
 
@@ -306,6 +310,7 @@ async def _commit(engine: Engine, snapshot_id: SnapshotId) -> tuple[Snapshot, Sn
             f"Snapshot {snapshot_id} is the first of its history: there is nothing before it that "
             "its changes could be told from."
         )
+    # The parent that is left is an older one, so the difference would hold other commits as well.
     if info.pruned_ancestor_logs:
         raise _parent_expired(snapshot_id)
     parent = await load(engine, info.parent_id, f"which comes before {snapshot_id}")

@@ -135,6 +135,7 @@ class Behind:
         except FormatError:  # a log is missing; the clash itself is known
             return []
         pairs = list(zip(found, logs, strict=True))
+        # By time, as commits of several branches may be among them, in no order of ancestry.
         return sorted(pairs, key=lambda it: it[0].flushed_at, reverse=True)
 
 

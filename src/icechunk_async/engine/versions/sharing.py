@@ -63,6 +63,8 @@ async def shared_chunks(
     for start in range(0, len(states), _CONCURRENT_VERSIONS):
         some = states[start : start + _CONCURRENT_VERSIONS]
         for row, refs in enumerate(await picker.pick(some), start):
+            # Versions share most of their chunks: each row begins as the one before it, and only
+            # references that differ are looked up in the table.
             changes = compare_refs(last, refs)
             last = refs
             if row:
@@ -91,6 +93,7 @@ class _Picker:
     def __init__(self, assets: Assets, places: Places) -> None:
         self._assets = assets
         self._places = places
+        # With the box, which says which of the places are looked for there.
         self._picked: dict[tuple[ManifestId, NodeId, Extents], ChunkRefs] = {}
 
     async def pick(self, states: Sequence[ArrayVersion]) -> list[ChunkRefs]:
@@ -112,6 +115,8 @@ class _Picker:
     def _of(self, state: ArrayVersion) -> ChunkRefs:
         parts = [self._picked[info.id, state.node_id, box] for info, box in state.manifests]
         refs = ChunkRefs.concat([*parts, ChunkRefs.empty(len(state.grid))]).sort()
+        # A manifest may still hold chunks that a smaller shape cut off, for older versions that
+        # share it.
         inside = refs.inside(tuple((0, size) for size in state.grid))
         return refs if inside.all() else refs.take(inside)
 
@@ -142,6 +147,8 @@ class _Picker:
         rows_there, _ = await self._assets.compute(
             lambda: common_rows(refs.coords, places), size_bytes=size_bytes
         )
+        # Without the ids and locations of all other references, or each version would keep whole
+        # manifests.
         return refs.take(rows_there).narrow().compact()
 
 

@@ -144,6 +144,7 @@ async def _ancestry(engine: Engine, tip: SnapshotId, choice: Choice) -> list[Sna
     latest = None if choice.until is None else clock.to_us(choice.until)
     most = None
     if choice.along == "commits" and choice.limit is not None:
+        # Of every third commit, four: 10 are enough. A long history is not walked to its end.
         most = (choice.limit - 1) * choice.every + 1
     found: list[SnapshotInfo] = []
     async for info in engine.history.ancestry(tip):
@@ -183,6 +184,7 @@ def choose(infos: Sequence[SnapshotInfo], choice: Choice) -> tuple[list[Snapshot
     """
     times = np.array([info.flushed_at for info in infos], np.int64)
     steps = np.arange(len(times))
+    # Times 50, 20, 52, 90 become 50, 51, 52, 90: strictly ascending, and each as early as can be.
     known = np.maximum.accumulate(times - steps) + steps
     if choice.along == "commits":
         rows, moments = steps, known
@@ -190,9 +192,12 @@ def choose(infos: Sequence[SnapshotInfo], choice: Choice) -> tuple[list[Snapshot
         days = known // _DAY_US
         count = int(days[-1] - days[0]) + 1
         _check_count(-(-count // choice.every), choice)
+        # Days 3, 3, 5 give the rows 1, 1, 2 for the days 3, 4, 5: the last commit up to the end of
+        # each.
         every_day: Moments = days[-1] - np.arange(count)[::-1]
         rows = np.searchsorted(days, every_day, side="right") - 1
         moments = (every_day + 1) * _DAY_US - 1
+    # Counted from the newest, which is always among them.
     rows = rows[::-1][:: choice.every][: choice.limit][::-1]
     moments = moments[::-1][:: choice.every][: choice.limit][::-1]
     _check_count(len(rows), choice)
@@ -223,6 +228,7 @@ class _Followed:
         """Note what the next older version has."""
         self._seen.append(snapshot.id)
         node = self._array.see(snapshot)
+        # The newest version that has the array says what its coordinates are.
         if node is not None and self._coordinates is None:
             gone = len(self._seen) - 1
             found = _coordinates(node, snapshot)
@@ -277,6 +283,7 @@ class _Trail:
         """Note what the next older version has; return the node."""
         nodes = snapshot.nodes
         there = None if self._node_id is None else nodes.path_of(self._node_id)
+        # By id first, so that the array is followed through moves of it and of the groups above.
         node = nodes.get(self._path if there is None else there)
         if node is None or node.array is None:
             self._rows.append(-1)
@@ -311,6 +318,7 @@ class _Trail:
         rows = np.array(self._rows, np.int32)[order]
         states = list(self._known)
         used: list[int] = list(dict.fromkeys(rows[rows >= 0].tolist()))
+        # One more at the end: it stays -1, and is what the row -1, no array, finds there.
         places = np.full(len(states) + 1, -1, np.int32)
         places[used] = np.arange(len(used))
         return Track(tuple(states[row] for row in used), places[rows])
@@ -334,6 +342,7 @@ def _coordinates(node: Node, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
         if beside is None or beside.array is None:
             continue
         theirs = beside.array.dimension_names or ()
+        # As xarray decides: a variable of other dimensions is no coordinate of this one.
         fits = len(theirs) == len(beside.array.dimensions) and set(theirs) <= set(dimensions)
         if fits and (name not in dimensions or theirs == (name,)):
             yield name, beside.path

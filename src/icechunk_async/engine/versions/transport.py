@@ -98,6 +98,8 @@ class _Transport:
     def _move(self) -> None:
         """Move whole subtrees, the highest first, to where they are on this side."""
         moves, created = Moves(), {node.path for node in self._found.created}
+        # From above, so that what a group takes along is in its place when its children are looked
+        # at.
         pairs = sorted(self._found.moved, key=lambda it: (it[1].path.count("/"), it[1].path))
         after = self._found.after.nodes
         for old, new in pairs:
@@ -108,6 +110,7 @@ class _Transport:
                     self._conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, old.path, new.id)
                 continue
             now = moves.place(origin)
+            # The target moved it there as well, or it came along with its group.
             if now == new.path:
                 continue
             if origin != old.path and not self._followed(old.path, origin):
@@ -197,6 +200,7 @@ class _Transport:
         if smaller:
             mine.shrink(grid)
         elif len(before) != len(grid):
+            # Nothing of the old chunks counts under another number of axes.
             mine.kept_grid = (0,) * len(grid)
         else:
             return False
@@ -208,6 +212,7 @@ class _Transport:
         theirs = self._their_chunks.get(node_id)
         if theirs is None or theirs.after.rank != len(grid):
             return
+        # Appended by one side and cut off by the other: merged silently, the chunks would be gone.
         lost = theirs.after.coords[~theirs.after.inside(tuple((0, size) for size in grid))]
         if len(lost):
             self._clash_of_chunks(node_id, path, lost)
@@ -223,12 +228,14 @@ class _Transport:
         if theirs is not None and self._leave_out_equal:
             changes = without_equal(changes, theirs)
         if not changes.is_empty():
+            # After `_reshape`, which may have noted the smaller grid in it already.
             mine = self._changes.chunks.setdefault(target_id, ArrayChanges(changes.after.rank))
             mine.set_many(changes.updates())
 
     def _find_orphans(self) -> None:
         """Report nodes that would be left without the group that they are in."""
         changes = self._changes
+        # The official engine looks for neither, and leaves nodes without the group above them.
         for node_id, gone in changes.deleted.items():
             if gone.is_array:
                 continue
@@ -281,6 +288,7 @@ def follows(old: str, now: str, before: Nodes, after: Nodes) -> bool:
     for parent in ancestors(old):
         node = before.get(parent)
         place = None if node is None else after.path_of(node.id)
+        # The nearest group that moved decides: from `/g` to `/h`, so `/g/x/a` follows to `/h/x/a`.
         if place is not None and place != parent:
             return now == place.rstrip("/") + "/" + old[len(parent) :].lstrip("/")
     return False
@@ -288,5 +296,6 @@ def follows(old: str, now: str, before: Nodes, after: Nodes) -> bool:
 
 def _bare(node: Node, path: str) -> Node:
     """Return a node at a path, without the manifests that it has on its own side."""
+    # Its chunks are among the changes; a commit writes their manifests.
     array = None if node.array is None else replace(node.array, manifests=())
     return replace(node, path=path, array=array)

@@ -49,6 +49,8 @@ async def watch(
             pause = max_poll_seconds
         if tip == seen:
             await anyio.sleep(pause)
+            # Each look is a request, from every watcher: branches that rest are looked at less and
+            # less often.
             pause = min(pause * _SLOWER, max_poll_seconds)
             continue
         pause = poll_seconds
@@ -71,6 +73,7 @@ async def commits_since(
         found.append(info)
         if info.id == start:
             return found[::-1]
+        # It expired below this commit, so it is nowhere further back.
         if start in info.pruned_ancestor_logs:
             break
     return None
