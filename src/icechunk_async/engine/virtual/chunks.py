@@ -86,6 +86,8 @@ class VirtualLocations:
         match = _URL.fullmatch(location)
         scheme = match[1].lower() if match else ""
         rest = match[2] if match else ""
+        # As the official engine stores them: only URLs of files are normalised (spec, "Virtual
+        # chunk locations"). Elsewhere `a//b` and `a/b` are two objects.
         if scheme == "file":
             parts = urlsplit(location)
             if parts.path.startswith("/") and parts.netloc.lower() in {"", "localhost"}:
@@ -114,8 +116,10 @@ class VirtualLocations:
         Raises:
             VirtualContainerError: no container covers the location.
         """
+        # Cut before decoding: `%3F` is part of a name.
         url = re.split(r"[?#]", self.expand(location), maxsplit=1)[0]
         decoded = unquote(url)
+        # Both decoded, so that a prefix with `%20` covers locations with a space.
         for start, prefix in self._decoded:
             if decoded.startswith(start):
                 return prefix, decoded[len(start) :]
@@ -178,6 +182,7 @@ def settle_grants[A](prefixes: Collection[str], granted: Mapping[str, A]) -> dic
     """
     by_start: dict[str, str] = {}
     for given in granted:
+        # The official engine adds the slash as well (2.3.0).
         start = given if given.endswith("/") else f"{given}/"
         if start in by_start:
             raise InvalidInputError(
@@ -301,6 +306,7 @@ class VirtualChunks:
         Cost: one request.
         """
         chunk = _whole(location)
+        # An empty range: each reply tells the size of the whole object.
         return (await self._get(chunk, ByteRange(0, 0))).size_bytes
 
     async def fetch(self, location: str, wanted: RangeRequest = None) -> Retrieved:
@@ -410,6 +416,8 @@ def check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
         VirtualSourceChangedError: it has another state, or the store does not report which.
     """
     if chunk.etag is not None:
+        # Of some services the version is another text than the ETag, such as a generation; and some
+        # writers store ETags with their quotes.
         found = [it.strip('"') for it in (retrieved.etag, retrieved.version.token) if it]
         if chunk.etag.strip('"') not in found:
             raise changed(chunk, f"has ETag {found[0]!r} now, not {chunk.etag!r}")
@@ -472,11 +480,13 @@ async def open_virtual(
                 place = source_place(prefix)
                 options = await source_options(known[prefix], access, own.get(prefix))
                 storage = await stack.enter_async_context(
+                    # Nothing of the reader's credential is ever used to write there.
                     open_storage(place.url, **{**options, "read_only": True})
                 )
                 base = place.base
             else:
                 storage, base = access, grant.below
+            # Before the policies: none of them can wait on a thread without a loop.
             blocking = storage if isinstance(storage, BlockingStorage) else None
             sources[prefix] = _Source(wrap(storage), blocking, base)
         yield VirtualChunks(locations, sources)

@@ -56,6 +56,7 @@ class _Apart(PassingStorage):
 
     @property
     def capabilities(self) -> Capabilities:
+        # Conditions are those of the first: only states are written under them, and files never.
         first, second = self.wrapped.capabilities, self._files.capabilities
         return replace(
             first,

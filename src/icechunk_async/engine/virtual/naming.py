@@ -68,6 +68,7 @@ def container_at(description: StorageDescription) -> VirtualChunkContainer:
             )
     path = _as_prefix(path.strip("/"))
     prefix = f"{scheme}://{host}/{path}/" if path else f"{scheme}://{host}/"
+    # References of shallow copies name it, and copies of one origin made years apart must agree.
     name = f"origin-{hashlib.sha256(prefix.encode()).hexdigest()[:8]}"
     return VirtualChunkContainer(prefix, store, name)
 

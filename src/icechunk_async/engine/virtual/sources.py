@@ -105,6 +105,8 @@ async def source_options(
     match access:
         case None:
             _check_endpoint(container, stored, {}, named)
+            # The repository's own proofs win over anonymous access: its author may publish a key to
+            # read with.
             return {**_by_default(container, place, stored), **stored}
         case Credential():
             if access.backend != place.backend:
