@@ -66,6 +66,8 @@ class LiveShares:
         ranges = np.stack(
             [places, refs.offsets[rows].astype(np.int64), refs.lengths[rows].astype(np.int64)]
         )
+        # Ranges that overlap in part count twice. The object then looks fuller than it is, and
+        # stays.
         distinct = np.unique(ranges, axis=1)
         np.add.at(self._live, distinct[0], distinct[2])
 
@@ -174,11 +176,13 @@ async def _rewrite(
 ) -> CompactReport:
     """Give the chunks in sparse objects new places, without publishing them."""
     paths = [node.path for node in workspace.base.nodes.values() if node.array is not None]
+    # All arrays before the first is rewritten: one object can hold chunks of several.
     for path in paths:
         shares.count(await workspace.all_refs(path))
     sparse = shares.sparse(min_live_share)
     size_bytes, live_bytes = shares.sizes(sparse)
     objects = int(sparse.sum())
+    # The bytes in use are those that will be written, which is what progress is told of.
     mover = _Mover(workspace, live_bytes, progress, dry_run=dry_run)
     for path in paths if objects else ():
         refs = await workspace.all_refs(path)
@@ -243,11 +247,14 @@ class _Mover:
         for start in range(0, len(rows), _BATCH):
             part = rows[start : start + _BATCH]
             if not self._dry_run:
+                # In the order of their bytes in the old packs: what was read together lies together
+                # afterwards.
                 coords = [tuple(at) for at in refs.coords[part].tolist()]
                 places = await bounded_map(
                     lambda row: self._move(path, refs, row), part.tolist(), limit=_CONCURRENT_CHUNKS
                 )
                 moved = ChunkRefs.from_mapping(refs.rank, dict(zip(coords, places, strict=True)))
+                # By the batch: references that are Python objects take some hundred bytes each.
                 self._workspace.set_refs(path, moved)
                 parts.append(moved)
             self.chunks += len(part)

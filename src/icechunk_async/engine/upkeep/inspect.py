@@ -126,6 +126,7 @@ def _node(node: Node) -> dict[str, JSON]:
                 "array_length": axis.array_length,
                 "num_chunks": axis.num_chunks,
             }
+            # The official engine does not compare the number of names with that of axes.
             for name, axis in zip(names, array.dimensions, strict=False)
         ],
         "manifest_refs": [
@@ -216,6 +217,7 @@ def _count(payload: bytes | memoryview) -> dict[str, JSON]:
     nodes = tables.struct(0, NodeId.size_bytes, field="node_id")
     vectors = tables.vector(1, 4, 4, required="refs")
     arrays: list[dict[str, Any]] = []
+    # Slots are counted, and no reference is decoded: a manifest of millions takes a moment.
     num_compressed = 0
     for row in range(len(tables)):
         refs = vectors.row(row).tables()
@@ -249,6 +251,8 @@ def _count(payload: bytes | memoryview) -> dict[str, JSON]:
 
 def _kinds(refs: Tables) -> tuple[Any, Any, Any]:
     """Return which references are native, virtual with a compressed location, and virtual."""
+    # In the order in which readers decide (spec, "Manifest files"): slot 4 is the id of a chunk
+    # object, 8 a compressed location, 5 a plain one. What has none of them is inline.
     native = np.asarray(refs.has(4))
     compressed = np.asarray(refs.has(8)) & ~native
     return native, compressed, (compressed | np.asarray(refs.has(5))) & ~native
@@ -276,6 +280,7 @@ async def inspect_transaction_log(engine: Engine, snapshot_id: SnapshotId) -> di
             missing.append(str(expired))
         else:
             merged.append(str(expired))
+    # Those of expired commits come before it, so that its own changes lie above theirs.
     if merged:
         own = log.merge(own)
     shown: dict[str, JSON] = {

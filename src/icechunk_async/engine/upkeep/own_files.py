@@ -63,6 +63,7 @@ async def delete_ended(storage: Storage, cutoff: datetime, *, dry_run: bool) -> 
         if not all(is_older(it.last_modified, cutoff) for it in found):
             continue
         last = record_key(record.id, record.number)
+        # False sorts before True, so the record that says it ended is the last to go.
         found.sort(key=lambda it: it.key == last)
         await _delete(storage, found, tally, dry_run=dry_run)
     return tally
@@ -79,6 +80,7 @@ async def _delete(
         tally.failures += failures
         tally.count += len(part) - len(failed)
         tally.size_bytes += sum(it.size_bytes for it in part if it.key not in failed)
+        # The rest goes with the next collection, in the same order.
         if failures:
             return
 
@@ -97,6 +99,7 @@ class Doomed:
         async for page in pages(storage, STATISTICS):
             for it in page:
                 found_id = id_of(it.key)
+                # Younger ones may be of an array that a session creates at this moment.
                 if found_id is not None and is_older(it.last_modified, cutoff):
                     found.setdefault(found_id.node_id, []).append(it)
         return cls(found)

@@ -106,6 +106,8 @@ async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
     Cost: reads the tip's snapshot, and no manifest.
     """
     base = await engine.assets.snapshot(await engine.history.branch_tip(branch))
+    # Small arrays share manifests. Whether such a one is as the rules want it does not show in
+    # boxes.
     uses = Counter(
         ref.manifest_id
         for node in base.nodes.values()
@@ -118,6 +120,7 @@ async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
             continue
         old = node.array.manifests
         infos = (base.manifests.get(it.manifest_id) for it in old if uses[it.manifest_id] > 1)
+        # More than a commit would put together: an array in it grew since.
         shared = any(it is not None and it.num_chunk_refs > MOST_REFS for it in infos)
         cells = plan_cells(node, engine.manifest_options.splitting)
         is_split = len(cells) == len(old) and all(
@@ -143,6 +146,7 @@ async def begin_rewriting(
     if commit_method == "amend":
         history.capabilities.require("amend")
     base = await assets.snapshot(await history.branch_tip(branch))
+    # After the tip was read, which is when the history is known.
     check_online(history)
     check_unprotected(history, branch)
     log = await _amended_log(engine, base) if commit_method == "amend" else None
@@ -172,6 +176,8 @@ async def publish_rewritten(
         flushed.nodes,
         flushed.files,
     )
+    # On condition that the branch is where it was: a rewrite that lost the race holds manifests
+    # without the other commit's chunks.
     publication: Publication = Commit(begun.branch, base.id, snapshot)
     if begun.log is not None:
         publication = Amend(begun.branch, base.id, snapshot)

@@ -45,6 +45,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# A backup and a repo info, with some history in them.
 _ROOM_BYTES: Final = 1 << 20
 _MORE: Final = 8
 """The factor by which more is deleted if that was not enough."""
@@ -107,6 +108,7 @@ async def with_room[T](engine: Engine, cutoff: datetime, change: Callable[[], Aw
         try:
             return await change()
         except StorageFullError as error:
+            # First what nothing can ever need.
             freed = (await remove_unfinished(engine, cutoff, dry_run=False)).size_bytes
             if freed < needed:
                 freed += await _delete_some(engine, cutoff, needed - freed)
@@ -117,6 +119,7 @@ async def with_room[T](engine: Engine, cutoff: datetime, change: Callable[[], Aw
                     "there is no garbage that could be deleted before. Make some room."
                 )
                 raise
+            # Each round frees something or raises, so this ends.
             needed *= _MORE
 
 
@@ -129,6 +132,7 @@ async def _delete_some(engine: Engine, cutoff: datetime, needed: int) -> int:
             chunks.add(part)
 
     survey = Survey(engine.assets, chunk_ids, absorb, limits=Limits())
+    # Drops nothing and writes nothing: it tells what the history lists.
     listed = await engine.history.release(frozenset(), survey.parent_of, cutoff=None)
     pinned = await _bases(engine, survey, listed.snapshots)
     await survey.cover(listed.snapshots | pinned)
@@ -147,6 +151,7 @@ async def _delete_some(engine: Engine, cutoff: datetime, needed: int) -> int:
                 for it in garbage:
                     if freed >= needed:
                         return freed
+                    # One by one, so that no more goes than is needed.
                     if not await delete_batch(engine.storage, [it.key]):
                         freed += it.size_bytes
     return freed

@@ -58,6 +58,7 @@ class Ranges:
         lengths: npt.NDArray[np.uint64],
     ) -> Ranges:
         """Make rows of names of up to 16 bytes, ``(n, width)``; offsets are below 2^63."""
+        # Twelve bytes of an id and zeros behind, or sixteen of a digest: sorted as two numbers.
         wide = np.zeros((len(keys), _KEY_BYTES), np.uint8)
         wide[:, : keys.shape[1]] = keys
         starts = offsets.astype(np.int64)
@@ -81,6 +82,8 @@ class Ranges:
             return Ranges(keys, starts, stops)
         other = np.ones(len(keys), bool)
         other[1:] = np.any(keys[1:] != keys[:-1], axis=1)
+        # Of one object, `[0, 9) [2, 4) [8, 12)` reach 9, 9, 12: each begins before the end so far,
+        # so they are one range, `[0, 12)`.
         reach = _running_maximum(stops, np.cumsum(other))
         first = other.copy()
         first[1:] |= starts[1:] > reach[:-1]
@@ -91,6 +94,8 @@ class Ranges:
 def _running_maximum(values: Column, groups: npt.NDArray[np.int64]) -> Column:
     """Return the largest value so far, in each group of consecutive rows on its own."""
     reach = values.copy()
+    # Steps of 1, 2, 4: after each, a row has the maximum of twice the rows. numpy has no running
+    # maximum by groups, and a loop over millions of rows takes seconds.
     step = 1
     while step < len(reach):
         same = groups[step:] == groups[:-step]
@@ -114,6 +119,8 @@ class ByteRanges:
         """Put in ranges. Cost: that of sorting, in proportion to what is added in all."""
         self._waiting.append(ranges)
         self._num_waiting += len(ranges.starts)
+        # Sorted again only when as much came as there is, so that each range is sorted a few times
+        # in all.
         if self._num_waiting > max(1 << 16, len(self._settled.starts)):
             self._settle()
 
@@ -214,6 +221,7 @@ def _native(refs: ChunkRefs) -> Ranges:
 def _virtual(refs: ChunkRefs) -> Ranges:
     rows = np.flatnonzero(refs.kinds == Kind.VIRTUAL)
     indices, pool = refs.locations.distinct()
+    # In place of names of any length: two locations with one digest of 128 bits do not happen.
     digests = b"".join(
         blake2b(it.encode(), digest_size=_DIGEST_BYTES).digest() for it in pool.strings
     )

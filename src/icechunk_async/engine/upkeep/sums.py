@@ -126,6 +126,7 @@ class _Adding:
         """Store the sums that a manifest lacks, and return its digests."""
         manifest, digest = await _read_manifest(self._engine, manifest_id)
         sums = await _usable_sums(self._engine, manifest_id)
+        # Sums of another content under this name would accuse chunks that are whole.
         if sums is not None and sums.head.manifest_digest == digest:
             if sums.head.is_complete:
                 return listed(sums)
@@ -142,6 +143,8 @@ class _Adding:
             SumsHead(manifest_id, digest, complete), {key: it for key, (it, _) in codes.items()}
         )
         data = made.encode()
+        # By the manifest: the next run continues behind the last one that an interrupted run
+        # stored.
         await self._engine.assets.sums.put(manifest_id, data)
         self._completed += 1
         return listed(made, data)
@@ -164,6 +167,7 @@ class _Adding:
                 ref.chunk_id, ref.offset, ref.offset + ref.length
             )
         except FormatError as error:  # missing, or too short
+            # One lost chunk must not keep all others without sums.
             self._unreadable.append(str(error))
             return 0
         self._chunks += 1
@@ -174,6 +178,7 @@ class _Adding:
         """Store the list of the snapshot's digests, unless its recorded root stands for another."""
         digests = DigestList.of(self._snapshot.nodes.values(), entries)
         recorded = self._snapshot.metadata.get(CONTENT_ROOT)
+        # It would be reported as damage: the root in the snapshot does not vouch for it.
         if recorded is not None and recorded != digests.root:
             return
         await self._engine.assets.digests.put(self._snapshot.id, digests)
@@ -185,6 +190,7 @@ def _batches(refs: ChunkRefs, rows: list[int]) -> Iterator[list[int]]:
     size_bytes = 0
     for row in rows:
         length = int(refs.lengths[row])
+        # Lengths are as the manifest says; what is read is never more than the object has.
         if batch and (size_bytes + length > _MAX_BYTES or len(batch) >= _MAX_ROWS):
             yield batch
             batch, size_bytes = [], 0
@@ -230,6 +236,7 @@ async def check_content(engine: Engine, snapshot: Snapshot) -> ContentReport:
         digests = await engine.assets.digests.read(snapshot.id)
     except FormatError as error:
         problems.append(str(error))
+    # Without the list only manifests could be compared, and nothing vouches for them.
     if digests is None:
         if not problems:
             problems.append(f"There is no list of digests at {digests_key(snapshot.id)!r}.")

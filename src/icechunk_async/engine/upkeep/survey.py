@@ -49,6 +49,7 @@ def portions[K](sizes: Iterable[tuple[K, int]], limits: Limits) -> Iterator[list
     portion: list[tuple[K, int]] = []
     total = 0
     for name, size_bytes in sizes:
+        # 0: the snapshot does not say.
         size = size_bytes or _UNKNOWN_SIZE_BYTES
         if portion and (len(portion) >= limits.manifests or total + size > limits.manifest_bytes):
             yield portion
@@ -108,6 +109,8 @@ class Survey[T]:
             return self._parents[snapshot_id]
         snapshot = await self._assets.read_snapshot(snapshot_id)
         for info in snapshot.manifests.values():
+            # No `await` since the snapshot was read: of two snapshots that share a manifest one
+            # names it.
             if info.id not in self._named:
                 self._named.add(info.id)
                 self._sizes[info.id] = info.size_bytes

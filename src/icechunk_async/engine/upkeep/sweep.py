@@ -200,6 +200,7 @@ class Sweep:
         self, listing: FolderListing, folder: str, keep: IdSet, tally: Tally
     ) -> None:
         """Sweep a folder by names; size and time are read only for objects that are not kept."""
+        # Most files of a repository are kept, and their names say so without a look at the file.
         names = await listing.list_names(folder)
         for start in range(0, len(names), _NAMES):
             if len(tally.failures) >= _MOST_FAILURES:
@@ -241,6 +242,8 @@ class Sweep:
                     return None
                 found = garbage_in(page, keep, self._cutoff)
                 garbage += [(it.key, it.size_bytes) for it in found]
+                # Over several pages, so that requests to delete are full also where little is
+                # garbage.
                 if len(garbage) >= BATCH * _BATCHES:
                     await self._delete(garbage, tally)
                     garbage = []

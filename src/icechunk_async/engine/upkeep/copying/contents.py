@@ -113,6 +113,8 @@ async def find_needs(
 
     await bounded_map(lambda it: note(it, new), snapshots, limit=_LIMITS.snapshots)
     await bounded_map(lambda it: note(it, old), parents, limit=_LIMITS.snapshots)
+    # Chunks in a new manifest that were copied before were in one that it replaces, and those are
+    # read to find them. A chunk that is missed is copied again, which does no harm.
     added = {it: size for it, size in new.sizes.items() if it not in old.sizes}
     replaced = {it: size for it, size in old.sizes.items() if it not in new.in_all}
     # Without new manifests no chunk is new, and the old ones need not be read.
@@ -155,6 +157,7 @@ async def _chunks_of(
 
     async def read(entry: tuple[ManifestId, int]) -> None:
         manifest = await assets.manifests.read(*entry)
+        # Between two awaits, so that readers of one portion do not meet in the set.
         found.add(
             await assets.compute(
                 lambda: chunk_ids(manifest), size_bytes=_BYTES_A_REF * len(manifest)

@@ -319,6 +319,9 @@ class _Copying:
         plan = None
         assets = assets_of(self._source, state.spec_version, snapshot_nodes=_CACHED_NODES)
         try:
+            # A round: plan what to show; note at the destination that it is about to change; bring
+            # the objects; show the references. An end at any point leaves the old state, and a note
+            # that the next copy reads.
             plan = await make_plan(assets, state, self._selection, self._derivation)
             await self._begin(state, plan.references, there, found, mark)
             if self._derivation.changes_nothing:
@@ -326,6 +329,8 @@ class _Copying:
             else:
                 whole = await self._derive_objects(assets, state, plan, there, mark)
         except (ObjectNotFoundError, SnapshotNotFoundError, FormatError) as error:
+            # Missing in a state that is still shown: it is damaged, and another round would find
+            # the same.
             if await self._is_still(state, plan):
                 raise
             self.lost = error
@@ -410,6 +415,8 @@ class _Copying:
         if there is not None:
             await self._check_copy(state, there, found, mark)
         note = Mark(source=state.sums, selection=self._key, refs=self._selection.refs)
+        # Before any reference is written: a copy that ends between two of them must not look like a
+        # repository that somebody changed.
         data = note.before(there, wanted).encode()
         if found is not None and bytes(found.data) == data:
             return
@@ -479,11 +486,13 @@ class _Copying:
         if changes:
             self._discarded = tuple(changes)
             if there.spec_version > 1:
+                # As every change of a repo info does: what is undone can be found again by hand.
                 await self._destination.copy(REPO_INFO, backup_key(new_backup_name(REPO_INFO)))
 
     async def _has_same_origin(self, state: References, there: References) -> bool:
         """Return whether two repositories have a snapshot in common, which only copies have."""
         if state.spec_version > 1 and there.spec_version > 1:
+            # With the time, because every repository begins with a snapshot of the same id.
             known = {(it.id, it.flushed_at) for it in state.info.snapshots.values()}
             return any((it.id, it.flushed_at) in known for it in there.info.snapshots.values())
         key = snapshot_key(INITIAL_SNAPSHOT_ID)
@@ -520,6 +529,7 @@ class _Copying:
     ) -> bool:
         """Copy what the plan needs; return False if the source lost some of it meanwhile."""
         follows = there is not None and there.spec_version > 1
+        # All of it, and nothing there yet: listings are cheaper than reading manifests.
         if plan.snapshots is None or (self._selection.is_whole and not follows):
             whole = await self._copy_listed(state)
             if whole:
@@ -527,6 +537,7 @@ class _Copying:
             return whole
         known = there.info if there is not None and follows else None
         needs = await self._needs(state, plan, known)
+        # After an interruption some of it is there, which only a listing tells.
         listing = (known is None and state.spec_version == 1) or mark.interrupted(there)
         whole = True
         for folder in contents.FOLDERS:
@@ -624,6 +635,7 @@ class _Copying:
         parents = {
             parent for it in new if (parent := infos[it].parent_id) is not None and parent in had
         }
+        # Also logs of snapshots that expired since, which the history may newly name.
         logs = _logs(infos) - (_logs(known.snapshots) if known is not None else set())
         return await find_needs(assets, new, parents=parents, logs=logs, progress=self.progress)
 
@@ -688,6 +700,7 @@ class _Copying:
                 continue
             await self._put_reference(key, data, before.versions.get(key))
             self._transfer.count(len(data))
+        # Last, so that a reader finds at every moment some state of each branch that stays.
         gone = [key for key in before.objects if key not in state.objects]
         for failure in await self._destination.delete(gone) if gone else []:
             raise failure.error
@@ -708,6 +721,7 @@ class _Copying:
             raise self._overtaken() from error
         except OutcomeUnknownError:
             found = await read_if_there(self._destination, key)
+            # The reply was lost. If what is there is what was written, it landed.
             if found is None or bytes(found.data) != data:
                 raise
 
@@ -730,6 +744,8 @@ def _new_backups(info: RepoInfo, known: RepoInfo) -> list[str] | None:
     for it in info.updates:
         if it.backup_path is not None:
             names.append(it.backup_path)
+        # Up to the newest entry that the copy has: the backup that it names now is of the state
+        # that the copy shows, and was made since.
         if (it.detail, it.updated_at) == (newest.detail, newest.updated_at):
             return names
     return None

@@ -178,6 +178,7 @@ class Derivation:
             if path in nodes:
                 chosen.update((path, *(it for it in ancestors(path) if it in nodes)))
             chosen.update(nodes.below(path))
+        # By the bytes of UTF-8, as nodes of a snapshot are (spec, "Snapshot files").
         return {path: nodes[path] for path in sorted(chosen, key=str.encode)}
 
     def uses(self, nodes: Mapping[str, Node]) -> set[Use]:
@@ -188,6 +189,8 @@ class Derivation:
         users: dict[ManifestId, set[NodeId]] = {}
         for node in nodes.values():
             for ref in node.array.manifests if node.array is not None else ():
+                # Small arrays share manifests, so a manifest may hold references that are not
+                # wanted.
                 users.setdefault(ref.manifest_id, set()).add(node.id)
         if self.paths is None:
             return {(manifest_id, _NONE) for manifest_id in users}
@@ -317,6 +320,7 @@ def _hash(*parts: bytes) -> bytes:
     """Return the 12 bytes of an id that is made of others."""
     digest = hashlib.sha256(b"icechunk-async copy")
     for part in parts:
+        # With its length, so that two lists of parts never give the same bytes.
         digest.update(b"\0%d\0" % len(part) + part)
     return digest.digest()[:12]
 
@@ -335,14 +339,17 @@ def _pointing_back(refs: ChunkRefs, prefix: str, guard: int) -> ChunkRefs:
     objects = np.zeros(len(refs), np.uint32)
     virtual = np.flatnonzero(refs.kinds == Kind.VIRTUAL)
     objects[virtual] = indices[refs.objects[virtual]] if len(virtual) else 0
+    # Locations that were there keep their numbers; those of chunk objects come behind them.
     objects[rows] = shared.find(ids) + len(old)
     return replace(
         refs,
         kinds=np.where(native, np.uint8(Kind.VIRTUAL), refs.kinds),
         objects=objects,
+        # An object that is written again there later is refused, and not read as the old chunk.
         modified=np.where(native, np.uint32(guard), refs.modified),
         chunk_ids=np.empty((0, ids.shape[1]), np.uint8),
         locations=Strings((*old.strings, *(prefix + it for it in names))),
+        # Sums are of native chunks; nothing looks for those of virtual ones.
         sums=None,
     )
 

@@ -1,7 +1,7 @@
 """Make the objects of a copy whose snapshots differ from those of its origin; see `derivation`.
 
-In the order in which they refer to each other: chunks, manifests, transaction logs, snapshots. Each
-manifest is read once, however many snapshots share it.
+Snapshots come last: until then nothing refers to what was made. Each manifest is read once, however
+many snapshots share it.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ class Deriving:
         if resumes:
             self._present = await self._look()
         before = await self._known_files(new, known)
+        # Manifests that are made come before chunks, although they refer to them: they tell which
+        # chunks are needed, and nothing refers to them before the snapshots, which come last.
         await self._make_manifests(await self._uses(new), before)
         whole = await self._copy_chunks(await self._known_chunks(before))
         whole = await self._copy_kept() and whole
@@ -204,6 +206,7 @@ class Deriving:
     ) -> None:
         left: dict[Use, int] = {}
         for use, size_bytes in uses.items():
+            # The same manifest, copied byte for byte or made of it by an earlier copy.
             known = before.get(use[0]) or before.get(self._derivation.manifest_id(use))
             if known is None:
                 left[use] = size_bytes
@@ -223,6 +226,7 @@ class Deriving:
             lambda: assets.layout.manifests.decode(manifest_id, file.data),
             size_bytes=_EXPANSION * len(file.data),
         )
+        # It is stored under a new id: nobody would notice later that it was another's.
         check_id(assets.layout.names.manifest(manifest_id), manifest.id, manifest_id)
         refs = await assets.compute(
             lambda: self._derivation.rewritten(
@@ -250,6 +254,8 @@ class Deriving:
         """
         if file.last_modified is None:
             return 0
+        # Chunks are stored before their manifest. If the storage's clock is ahead of ours, its time
+        # counts.
         return max(self._guard, int(file.last_modified.timestamp()) + GUARD_SECONDS)
 
     async def _store(
@@ -286,6 +292,8 @@ class Deriving:
         found = IdSet()
         if not len(self._chunks):
             return found
+        # As in `find_needs`: chunks that the copy has already are in manifests that new ones
+        # replace.
         stay = {self._became[it].id for it in self._in_all or ()}
         gone = {it: info.size_bytes for it, info in before.items() if it not in stay}
         assets = self._destination
@@ -340,6 +348,8 @@ class Deriving:
             entered: dict[NodeId, npt.NDArray[np.uint32]] = {}
             left: set[NodeId] = set()
             if log.id == it.id:
+                # Moved into the chosen part: to a reader of the copy it is new, with all its
+                # chunks.
                 came = after.keys() - before.keys() - born
                 entered = {node: await self._coordinates(after[node]) for node in sorted(came)}
                 left = before.keys() - after.keys() - dead
@@ -416,6 +426,7 @@ class Deriving:
         )
         same = (
             made.id == snapshot.id
+            # Only files of format 1 name their parent.
             and (self._destination.spec_version > 1 or parent_id == snapshot.parent_id)
             and metadata == snapshot.metadata
             and len(chosen) == len(snapshot.nodes)

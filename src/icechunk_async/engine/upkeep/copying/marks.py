@@ -119,6 +119,7 @@ async def read_references(storage: Storage) -> References | None:
         keys += [it.key for it in page]
     found = await bounded_map(lambda key: read_if_there(storage, key), keys, limit=_AT_ONCE)
     there = {key: it for key, it in zip(keys, found, strict=True) if it is not None}
+    # A configuration alone is what a copy leaves that ended before its first reference.
     if not any(key != CONFIG for key in there):
         return None
     return References(
@@ -204,6 +205,7 @@ class Mark:
         """Return the note to leave before a state is shown in place of another."""
         states = [it for it in (there, wanted) if it is not None]
         references: dict[str, list[str]] = {}
+        # Both: where a copy of format 1 ends between two references, some are old and some new.
         for state in states:
             for key, it in state.sums.items():
                 sums = references.setdefault(key, [])
@@ -231,6 +233,7 @@ def changes_since(mark: Mark, there: References) -> list[str]:
         return []
     if not mark.summaries:
         return ["it was not put there by a copy"]
+    # Collection and expiration in the copy change its bytes and neither refs nor the rest.
     now = _summary(there)
     words: list[str] = []
     for ref, target in now["refs"].items():

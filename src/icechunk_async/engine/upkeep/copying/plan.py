@@ -74,6 +74,7 @@ async def make_plan(
     info = select_history(state.info, selection)
     lines = None
     if not derivation.changes_nothing:
+        # Of the origin: `derived_info` gives the snapshots other ids.
         lines = info.snapshots
         await _check_paths(assets, derivation, info.branches, info.tags)
         info = derived_info(info, derivation)
@@ -110,6 +111,7 @@ async def _plan_old(
     for (_, name), tip in state.refs.named():
         current: SnapshotId | None = tip if name in names else None
         while current is not None and current not in infos:
+            # One after the other: in format 1 each file names the one before it.
             it = await assets.read_snapshot(current)
             infos[current] = SnapshotInfo(it.id, it.parent_id, it.flushed_at, it.message)
             current = it.parent_id
@@ -148,6 +150,8 @@ async def _with_parents(assets: Assets, chosen: OldHistory) -> dict[str, bytes]:
     rewritten: dict[str, bytes] = {}
     for snapshot_id, parent_id in chosen.parents.items():
         key = snapshot_key(snapshot_id)
+        # Only the parent changes in its bytes, as in an expiration; all else stays as it was
+        # written.
         payload = unpack((await assets.storage.get(key)).data, FileType.SNAPSHOT).payload
         rewritten[key] = assets.pack(with_parent(payload, parent_id), FileType.SNAPSHOT)
     return rewritten

@@ -113,10 +113,13 @@ def select_history(info: RepoInfo, selection: Selection) -> RepoInfo:
         branches = {name: tip for name, tip in info.branches.items() if name in names}
         tags = {name: tip for name, tip in info.tags.items() if name in names}
         if MAIN not in branches:
+            # Any would do, since a history has one first snapshot; the least, so that each copy
+            # takes the same.
             tip = min({*branches.values(), *tags.values()})
             *_, root = info.ancestry(tip)
             branches[MAIN] = root.id
         info = replace(info, branches=branches, tags=tags)
+        # Drops what no ref leads to any more, as a collection does.
         info = edits.release(info, info.snapshots.keys())
     if selection.since_us is not None:
         info, _ = edits.expire(info, Expiration(selection.since_us))
@@ -138,6 +141,7 @@ def _log_of(info: RepoInfo, names: frozenset[str]) -> tuple[Update, ...]:
                 concerns = True
         if concerns:
             kept.append(replace(it, backup_path=None))
+    # A repo info has one entry at least.
     return tuple(kept) or tuple(Update(RepoInitialized(), it.updated_at) for it in info.updates[:1])
 
 

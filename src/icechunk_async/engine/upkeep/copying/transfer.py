@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 32
 _BYTES_AT_ONCE: Final = 256 << 20
+# 8 MiB: as many as are read at a time fit into memory.
 _PIECE_BYTES: Final = _BYTES_AT_ONCE // _AT_ONCE
 _NAMES: Final = 10_000
 _REFUSALS: Final = 10
@@ -181,6 +182,7 @@ class Transfer:
             if found.size_bytes <= _PIECE_BYTES:
                 await self._store(key, found)
                 return True
+            # One at a time: two of several GiB would not fit.
             async with self._large:
                 await self._store(key, await self._source.get(key))
         except ObjectNotFoundError:
@@ -188,6 +190,8 @@ class Transfer:
         return True
 
     async def _store(self, key: str, found: Retrieved) -> None:
+        # A server that ends early must not leave half an object under a name that is never written
+        # again.
         if len(found.data) != found.size_bytes:
             raise StorageError(
                 f"{key!r} has {found.size_bytes} bytes, and {len(found.data)} were read. "
@@ -217,6 +221,7 @@ class Transfer:
                     present = (
                         isinstance(there, ObjectInfo)
                         and there.key == it.key
+                        # A copy by other means that was cut off leaves short ones.
                         and there.size_bytes == it.size_bytes
                     )
                     if not present or again or it.key in SAME_IN_ALL:

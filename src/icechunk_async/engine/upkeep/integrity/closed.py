@@ -46,6 +46,7 @@ async def verify_location(
         FormatError: it cannot be opened for another reason than damaged references.
     """
     try:
+        # First as anybody opens it, because an opened repository can be looked at whole.
         async with open_engine(request) as engine:
             return await verify(engine, options, decoder, file=file, progress=progress)
     except (FormatError, RepositoryNotFoundError):
@@ -55,6 +56,8 @@ async def verify_location(
             if found is None:
                 raise
             spec_version, audit = found
+            # The references are sound, so the error is about something else, such as the
+            # configuration.
             if not audit.faults:
                 raise
             return _report(storage, spec_version, options, audit)
@@ -69,11 +72,14 @@ async def audit_closed(storage: Storage) -> tuple[int, Audit] | None:
         FormatError: a numbered state is missing.
     """
     storage = (await damaged_way(storage)).view(storage)
+    # A name that is known needs no listing, which some storages refuse.
     if await read_if_there(storage, REPO_INFO) is not None:
         return 2, await audit_info(storage)
     if not storage.capabilities.listing:
         return None
     for prefix, spec_version in (
+        # Backups are the surest sign: every change of a repo info leaves one, and only format 2 has
+        # them.
         (f"overwritten/{REPO_INFO}.", 2),
         (REFS, 1),
         ("snapshots/", 2),

@@ -61,6 +61,7 @@ class Damage:
     @classmethod
     async def of(cls, engine: Engine, findings: Iterable[Finding]) -> Self:
         """Sort findings, and look at each object again."""
+        # A report may be old. What was restored meanwhile is not dropped.
         damage = cls()
         for it in findings:
             name = it.location.rpartition("/")[2]
@@ -97,10 +98,13 @@ class Damage:
         except ObjectNotFoundError:
             self.sizes[chunk_id] = -1
             return
+        # Short, or lost as a whole: by its present length `lost` decides for each reference, as
+        # chunks at the beginning of a pack may be sound.
         if it.problem in ("missing", "too short") or it.offset is None or it.length is None:
             self.sizes[chunk_id] = size
             return
         self.parts.setdefault(chunk_id, set()).add((it.offset, it.length))
+        # One damaged chunk that is all of the object; of a pack the other chunks are still needed.
         if (it.offset, it.length) == (0, size):
             self.whole.add(it.location)
 
@@ -119,6 +123,8 @@ class Damage:
                 name = names[int(refs.objects[row])]
                 start, length = int(refs.offsets[row]), int(refs.lengths[row])
                 size = self.sizes.get(name)
+                # A missing object counts as -1 bytes long, so any reference to it is cut, also an
+                # empty one.
                 cut = size is not None and start + length > size
                 found[row] = cut or (start, length) in self.parts.get(name, ())
         if self.virtual:
@@ -186,6 +192,8 @@ async def plan_drop(
             drop.boxes[node.path] = [it.extents for it in gone]
         await _look_at(node, kept, damage, sources, drop)
     if drop.boxes:
+        # The commit builds on the tip without them, or it would read them to write the other
+        # references.
         files = {it: info for it, info in tip.manifests.items() if it not in damage.manifests}
         drop.base = replace(tip, nodes=Nodes(nodes), manifests=files)
     return None if drop.is_empty else drop
@@ -211,6 +219,7 @@ async def _look_at(
         inside = damage.inside.get((it.manifest_id, node.path), set())
         for row in np.flatnonzero(refs.kinds == Kind.INLINE).tolist() if inside else ():
             mask[row] = tuple(refs.coords[row].tolist()) in inside
+        # A chunk whose source was found again is not lost.
         for row in np.flatnonzero(mask).tolist() if new else ():
             mask[row] = tuple(refs.coords[row].tolist()) not in new
         if mask.any():
@@ -226,6 +235,7 @@ class _Sources:
 
     def __init__(self, engine: Engine, moved: Mapping[str, str]) -> None:
         self.engine = engine
+        # The longest beginning decides, as among containers.
         self._moved = sorted(moved.items(), key=lambda it: -len(it[0]))
         self._seen: dict[str, tuple[int, str | None, int | None]] = {}
 
@@ -251,6 +261,7 @@ class _Sources:
             InvalidInputError: the object there is too short to be the same.
         """
         virtual = self.engine.virtual
+        # One request for each object, however many chunks it has.
         if location not in self._seen:
             normal = virtual.locations.normalize(location)
             found = await virtual.fetch(normal, ByteRange(0, 0))
@@ -288,6 +299,8 @@ async def commit_drop(engine: Engine, drop: Drop) -> SnapshotId:
         workspace.set_refs(path, ChunkRefs.build(coords, Kind.DELETED))
     for path, refs in drop.moved.items():
         workspace.set_refs(path, refs)
+    # With the chunks of lost manifests, so that a session that wrote one of them is told of the
+    # conflict.
     touched = {drop.base.nodes[path].id: it for path, it in _touched(drop).items()}
     publisher = Publisher(
         workspace,
@@ -299,6 +312,7 @@ async def commit_drop(engine: Engine, drop: Drop) -> SnapshotId:
         log=lambda snapshot_id: _log(snapshot_id, touched),
         writers=engine.neighbours.writers,
     )
+    # Also where nothing is set: then the manifests that are left out are the change.
     return await publisher.commit("Repair: " + drop.detail(), allow_empty=True)
 
 

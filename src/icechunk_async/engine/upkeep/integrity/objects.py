@@ -87,6 +87,7 @@ async def broken_chunks(
     """
     if not len(needed):
         return []
+    # A listing goes through all objects, a thousand a request.
     few = out_of is not None and len(needed) * _PAGE < out_of
     if storage.capabilities.listing and not few:
         sizes = await _listed(storage, needed, prefix)
@@ -98,6 +99,7 @@ async def broken_chunks(
 async def _listed(storage: Storage, needed: Pieces, prefix: str) -> npt.NDArray[np.int64]:
     wanted = IdSet()
     wanted.add(needed.ids)
+    # -1 is less than any length: what is not listed is found to be missing.
     sizes = np.full(len(needed), -1, np.int64)
     listed = pages(storage, prefix)
     async with closing(listed):
@@ -174,6 +176,7 @@ async def broken_virtual(
             unread[it] = str(error)
             return None
         except IcechunkError as error:
+            # To a reader a source that is gone has changed; a report keeps the two apart.
             gone = isinstance(error.__cause__, ObjectNotFoundError)
             changed = isinstance(error, VirtualSourceChangedError)
             problem = "missing" if gone else "changed" if changed else "unreadable"
@@ -233,6 +236,7 @@ class Contents:
             return
         starts = np.flatnonzero(pieces.new_objects())
         ends = np.append(starts[1:], len(pieces))
+        # Cut between objects only, because the state of a run names the last object that was read.
         totals = np.cumsum(pieces.lengths.astype(np.int64))
         begin, base = 0, 0
         for end in ends.tolist():
@@ -254,6 +258,7 @@ class Contents:
     async def _group(self, pieces: Pieces, first: int, stop: int) -> list[tuple[int, Finding]]:
         """Read pieces of one object, which lie together, with one request."""
         start = int(pieces.offsets[first])
+        # Not the last one's: a long range may hold the short ones behind it.
         end = int((pieces.offsets[first:stop] + pieces.lengths[first:stop]).max())
         key = pieces.key(first)
         try:
@@ -281,6 +286,7 @@ class Contents:
         self, data: bytes | memoryview, expected: int, codecs: int
     ) -> tuple[str, Level, str] | None:
         """Return the problem of a chunk: its name, its level and a sentence."""
+        # Counted, so that a report says how much was not compared.
         if expected == NO_SUM:
             self.without_sum += 1
         elif (found := sum_of(data)) != expected:
@@ -295,6 +301,8 @@ class Contents:
         """Decode a chunk for every array that uses it; return what is wrong."""
         assert self.decoder is not None  # the level asks for it
         try:
+            # A chunk may be in snapshots from before and after a change of codecs. It has to fit
+            # both.
             for document in self.codecs[codecs]:
                 problem = await self.decoder.decode(document, data)
                 if problem is not None:
@@ -347,6 +355,7 @@ def _groups(pieces: Pieces) -> Iterator[tuple[int, int]]:
         starts_anew = (
             new[row]
             or offsets[row] > reach + _GAP_BYTES
+            # Only ranges are joined up to here; a single longer chunk is read whole, as readers do.
             or max(ends[row], reach) - offsets[first] > _REQUEST_BYTES
         )
         if row and starts_anew:

@@ -120,8 +120,11 @@ class Pieces:
         whole = cls(*(np.concatenate([getattr(it, name) for it in parts]) for name in names))
         high, low = _columns(whole.ids)
         keys = (whole.sums, whole.codecs, whole.lengths, whole.offsets, low, high)
+        # By object and offset, and then by what else differs: one range with two sums stays two
+        # pieces, of which one will be found wrong.
         order = np.lexsort(keys)
         first = np.ones(len(order), bool)
+        # One column at a time, so that no second copy of all of them is made.
         different = np.zeros(len(order) - 1, bool)
         for key in keys:
             different |= key[order][1:] != key[order][:-1]
@@ -145,6 +148,7 @@ class Pieces:
         if not len(self):
             return self
         starts = np.flatnonzero(self.new_objects())
+        # Offsets and lengths are below 2^63, see `format.manifest`, so their sum does not wrap.
         ends = np.maximum.reduceat(self.offsets + self.lengths, starts)
         found = self.take(starts)
         return Pieces(
@@ -167,6 +171,7 @@ class Pieces:
     def draws(self, seed: int) -> npt.NDArray[np.uint64]:
         """Return a number for each piece that looks random, equal for equal seeds and pieces."""
         high, low = _columns(self.ids)
+        # A hash of the piece, so that machines that share a verification draw the same.
         mixed = high ^ (low << np.uint64(32)) ^ _mix(self.offsets + np.uint64(seed & _MASK))
         return _mix(mixed)
 
@@ -191,6 +196,7 @@ _MASK: Final = (1 << 63) - 1
 
 def _columns(ids: Ids) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Split ids into numbers that are in the same order as the ids."""
+    # Big-endian, so that numbers are in the order of bytes, which is that of keys.
     words = np.ascontiguousarray(ids).reshape(-1, ChunkId.size_bytes).view(">u4").astype(np.uint64)
     return words[:, 0] << np.uint64(32) | words[:, 1], words[:, 2]
 
@@ -229,6 +235,8 @@ class VirtualPieces:
         columns = [places[refs.objects[rows]].astype(np.int64), etags, modified]
         if not whole_objects:
             columns += [offsets, lengths]
+        # Rows that differ in location, guard or range, each once; `codes` tells which one each
+        # reference is.
         distinct, first, codes = np.unique(
             np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
         )

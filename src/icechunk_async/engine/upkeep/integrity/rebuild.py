@@ -50,6 +50,7 @@ async def rebuilt_log(
     chunks: dict[NodeId, npt.NDArray[np.uint32]] = {}
     for node_id in new.keys() | old.keys():
         coords = await _touched(assets, old.get(node_id), new.get(node_id), parent, snapshot)
+        # Chunks of arrays that are gone are not listed: the deletion of the node says it.
         if coords is not None and len(coords) and node_id in new:
             chunks[node_id] = coords
     kept = new.keys() & old.keys()
@@ -92,9 +93,13 @@ async def _touched(
         return None
     rank = len(new.array.dimensions)
     known = {it.manifest_id for it in old.array.manifests} if old and old.array else set[Any]()
+    # By id alone, whatever the boxes: a manifest never changes, so what both use is the same in
+    # both.
     shared = known & {it.manifest_id for it in new.array.manifests}
     grid = new.array.grid
     there, lost = await _refs(assets, new, after, shared)
+    # Any of them may have been set. With too many listed a rebase sees conflicts too often; with
+    # too few it would write over another's chunk.
     unknown = [coordinates_in(it, grid, new.path) for it in lost]
     if old is None or old.array is None or before is None:
         return unique_coordinates(np.concatenate([there.coords, *unknown]))
@@ -103,6 +108,7 @@ async def _touched(
         return unique_coordinates(np.concatenate([there.coords, *unknown]))
     unknown += [coordinates_in(it, grid, new.path) for it in lost]
     differing = compare_refs(was, there).coords
+    # Cut off by a smaller shape, which is a change of the document.
     inside = (differing < np.array(grid, np.int64)).all(axis=1)
     return unique_coordinates(np.concatenate([differing[inside], *unknown]))
 
@@ -120,12 +126,15 @@ def coordinates_in(extents: Extents, grid: Sequence[int], path: str) -> npt.NDAr
     """
     clipped = [(a, min(b, size)) for (a, b), size in zip(extents, grid, strict=True)]
     sizes = [max(b - a, 0) for a, b in clipped]
+    # As a float: the product of hostile sizes does not fit an integer. Checked before it takes
+    # memory.
     if np.prod(sizes, dtype=float) > _MOST_LOGGED:
         raise InvalidInputError(
             f"A lost manifest of {path!r} covers more than {_MOST_LOGGED} chunks, too many "
             "for one commit. Reset the branch to an earlier snapshot instead.",
             path=path,
         )
+    # The box `[2, 4) [5, 7)` gives 2/5, 2/6, 3/5, 3/6.
     rows = np.indices(sizes, np.uint32).reshape(len(sizes), int(np.prod(sizes))).T
     return rows + np.array([a for a, _ in clipped], np.uint32)
 

@@ -93,6 +93,8 @@ class RepairPlan:
         done = 0
         tips: dict[str, SnapshotId] = {}
         with telemetry.span("repair", steps=total):
+            # Logs first: they change nothing that is read. Then commits, which make references to
+            # damaged objects unnecessary at the tips. Only then do the objects go.
             for log in self._logs:
                 await _replace_log(engine, log)
                 told(Progress("repairing", done := done + 1, total))
@@ -171,6 +173,7 @@ async def _is_log_sound(assets: Assets, snapshot_id: SnapshotId, problem: str) -
     """Return whether a log does not have the problem that was reported, or no longer has it."""
     try:
         log = await assets.transaction_log(snapshot_id)
+        # It can be read, so a log that was missing or damaged is there again.
         if problem != "disagrees":
             return True
         return log_problem(log, await assets.read_snapshot(snapshot_id)) is None
@@ -185,6 +188,7 @@ async def _heir(engine: Engine, snapshot_id: SnapshotId) -> SnapshotInfo:
     """
     if engine.history.state is not None:
         known = (await engine.history.state.info()).snapshots
+        # Its own snapshot is gone; the log is kept for rebasing over the one that took its place.
         for it in known.values() if snapshot_id not in known else ():
             if snapshot_id in it.pruned_ancestor_logs:
                 return it

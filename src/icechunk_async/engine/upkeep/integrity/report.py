@@ -170,6 +170,7 @@ class VerifyReport:
             )
         try:
             known = {it.name for it in fields(cls)}
+            # Members that a newer release added are left out, as long as the schema is this one.
             plain = {key: value for key, value in document.items() if key in known}
             plain["refs"] = tuple(plain["refs"])
             plain["findings"] = tuple(finding_of(it) for it in plain["findings"])
@@ -259,6 +260,7 @@ class StateFile:
         def read() -> str | None:
             if self._path.exists():
                 return self._path.read_text(encoding="utf-8")
+            # Told at the beginning, and not after the first hour of reading.
             if not self._path.parent.is_dir():
                 raise FileNotFoundError(f"there is no directory {str(self._path.parent)!r}")
             return None
@@ -280,6 +282,7 @@ class StateFile:
         text = state.text()
 
         def write() -> None:
+            # Beside it and then in its place: an end between the two leaves the earlier state.
             beside = self._path.with_name(f"{self._path.name}.new")
             beside.write_text(text, encoding="utf-8")
             beside.replace(self._path)

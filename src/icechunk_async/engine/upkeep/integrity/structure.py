@@ -201,6 +201,8 @@ class _Walk:
 
     async def _read(self, snapshot_id: SnapshotId) -> SnapshotId | None:
         """Read a snapshot and its log; return the parent, as the way of publishing keeps it."""
+        # Before the first await, so that of two tips that meet here one follows the ancestry below
+        # it.
         self._seen.add(snapshot_id)
         self._found.snapshots += 1
         key = snapshot_key(snapshot_id)
@@ -278,6 +280,7 @@ class _Walk:
         if use is None:
             use = ManifestUse(info.id, info.size_bytes, info.num_chunk_refs, {})
             self._found.uses[info.id] = use
+        # One path is enough to name the array; it may have had others.
         use.boxes.setdefault((node.id, extents), node.path)
         encoding = self._encodings.number(node.user_data)
         known = self._users.get((info.id, node.id), frozenset())

@@ -358,6 +358,7 @@ def _lowest(draws: Any, sample: float) -> Any:
         return np.flatnonzero(draws < np.uint64(int(sample * 2.0**_SHARE_BITS)))
     if sample >= len(draws):
         return np.arange(len(draws))
+    # The lowest draws, without sorting all: of a billion pieces a few thousand are wanted.
     return np.sort(np.argpartition(draws, sample - 1)[:sample])
 
 
@@ -474,6 +475,7 @@ def _without(native: Pieces, keys: set[str]) -> Any:
     """Return the rows of pieces whose objects are not among some."""
     first = native.new_objects()
     number_of = np.cumsum(first) - 1
+    # By object, of which there are far fewer than pieces.
     keep = np.array([native.key(row) not in keys for row in np.flatnonzero(first).tolist()])
     return np.flatnonzero(keep[number_of])
 
@@ -564,6 +566,8 @@ async def verify(
             assets.storage, engine.virtual, options.level, begun.structure.codecs, decoder
         )
         numbered = list(enumerate(begun.uses))
+        # Manifests are read anew also by a run that continues: that is little beside the chunks,
+        # and what they need may not be kept in a small file.
         needed, problems = await examine(assets, numbered, options, contents, progress)
         if state is not None and (state.chunk is not None or state.virtual is not None):
             _continue(contents, state)

@@ -74,6 +74,8 @@ async def find_older(storage: Storage) -> Found | None:
         UnsupportedBySpecError: the files of the repository are in another place, or its layout is
             one of version 2 already.
     """
+    # Present versions first: what a finished migration left of the old layout is not migrated
+    # again.
     for read in await gather(*(way.detect(storage) for way in opening.WAYS)):
         if read is not None:  # not decoded: a closed branch of version 1 cannot be
             return None
@@ -108,6 +110,8 @@ async def leftovers(storage: Storage) -> tuple[str, ...]:
             except FormatError:
                 continue  # an object of somebody else that has the same name
             migration = found.open(storage, _assets(storage, found.layout), _SETTINGS).migration
+            # Frozen branches are the sign that a migration began here; an old repository that is in
+            # use is not touched.
             if migration is None or not await migration.is_frozen():
                 continue
             folders = migration.folders
@@ -136,6 +140,7 @@ async def remove(storage: Storage, folders: Sequence[str]) -> None:
     for folder in folders:
         batch: list[str] = []
         async for entry in storage.list_prefix(folder):
+            # A prefix also lists objects whose names only begin alike.
             if isinstance(entry, ObjectInfo) and (folder[-1] == "/" or entry.key == folder):
                 batch.append(entry.key)
             if len(batch) == _BATCH:
@@ -218,7 +223,10 @@ class OlderMigration:
                 the old repository can be used on.
             FormatError: something is damaged; the same.
         """
+        # An earlier migration may have copied most of them, which takes the longest.
         existing = await self._existing_chunks()
+        # While writers are still at work; after the freeze only what they committed meanwhile is
+        # left.
         await self._convert(await self._refs(), existing)
         try:
             info = await self._info(await self._freeze_and_follow(existing))
@@ -306,6 +314,8 @@ class OlderMigration:
         # Times of format version 2 are unsigned (spec, "Snapshot files").
         if snapshot.flushed_at < 0:
             raise FormatError(f"Snapshot {snapshot_id} was written before 1970.")
+        # Two snapshots that are converted side by side may both convert one: the bytes are the
+        # same.
         missing = [it for it in snapshot.manifests if it not in self._written.manifests]
         await bounded_map(
             lambda it: self._convert_manifest(it, existing), missing, limit=_CONCURRENT_MANIFESTS
@@ -314,6 +324,8 @@ class OlderMigration:
         if len({it.info.id for it in converted.values()}) != len(converted):
             raise _ambiguous("manifests", f"those of snapshot {snapshot_id}")
         nodes = [_new_node(node, converted) for node in snapshot.nodes.values()]
+        # The list and the nodes must name the same manifests, or the official engine refuses to
+        # commit.
         used = {ref.manifest_id for it in nodes if it.array for ref in it.array.manifests}
         files = {it.info.id: it.info for it in converted.values() if it.info.id in used}
         info = _new_info(await self.history.snapshot_info(snapshot_id))
@@ -326,6 +338,7 @@ class OlderMigration:
             Nodes(nodes),
             files,
         )
+        # Where the old layout has no logs, it is found by comparing snapshots.
         log = await self._old.transaction_log(snapshot_id)
         await self._new.put_snapshot(new)
         await self._new.put_transaction_log(replace(log, id=info.id))
@@ -360,6 +373,7 @@ class OlderMigration:
         fresh: list[ChunkId] = []
         for raw in [row.tobytes() for rows in ids for row in rows]:
             if raw not in self._written.copied:
+                # Before it is copied: manifests that are converted side by side share chunks.
                 self._written.copied.add(raw)
                 fresh.append(ChunkId(raw))
 
@@ -376,6 +390,8 @@ class OlderMigration:
         Raises:
             FormatError: one is missing or has another size, or two have one new id.
         """
+        # Listed anew, and all of them: a copy that was cut off, now or in an earlier migration, is
+        # short.
         copies = await self._existing_chunks()
         names = self._found.layout.names
         seen: set[str] = set()
@@ -386,6 +402,7 @@ class OlderMigration:
                 chunk_id = ChunkId.parse(entry.key.rpartition("/")[2])
             except ValueError:
                 continue
+            # Garbage of the old repository, which stays behind.
             if bytes(chunk_id) not in self._written.copied:
                 continue
             key = chunk_key(_short(chunk_id, ChunkId))

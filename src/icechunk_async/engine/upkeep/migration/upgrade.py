@@ -151,6 +151,8 @@ async def upgrade(
         if not dry_run:
             check_safe(storage)
         job = _Job(storage, delete_unused_v1_files, progress or no_progress)
+        # The repo info tells how far an earlier call came: none, so nothing is in force; one that
+        # allows no changes, so it is finished or undone; any other, so only old files are left.
         found = await read_if_there(storage, REPO_INFO)
         state = None if found is None else read_info(found)
         if dry_run:
@@ -282,6 +284,7 @@ async def _finish(job: _Job, state: Seen, files: RefFiles) -> MigrationReport:
             f"{error.message} Stop all writers and call upgrade again."
         ) from error
     info = migration.finished(state.info)
+    # From here on version 2 is in force, and nothing is undone any more.
     await swap(storage, REPO_INFO, _encode(info), state.version)
     unused = await _unused(storage, files)
     if job.delete_unused:
@@ -349,9 +352,11 @@ async def _check_unused(storage: Storage, info: RepoInfo, files: RefFiles) -> No
         for name, target in {**old.branches, **old.tags}.items()
         if target not in info.snapshots
     }
+    # Some may have expired since; the log still says that they were migrated.
     for snapshot_id in migration.known_snapshots(list(info.updates), info):
         unknown.pop(snapshot_id, None)
     for snapshot_id, name in unknown.items():
+        # A ref to a snapshot that is gone protects nothing.
         if await read_if_there(storage, snapshot_key(snapshot_id)) is not None:
             raise ConflictError(
                 f"The old ref {name!r} is at snapshot {snapshot_id}, which the migrated "
@@ -372,6 +377,7 @@ async def _unused(storage: Storage, files: RefFiles) -> tuple[str, ...]:
 
 async def _delete(storage: Storage, keys: tuple[str, ...]) -> None:
     """Delete ``main`` before all others, so that the rest is not taken for a repository."""
+    # Old libraries find a repository by this one file: without it they stop at once.
     for part in (keys[:1], keys[1:]):
         if part:
             for failure in await storage.delete(part):
