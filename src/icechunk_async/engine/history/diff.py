@@ -87,6 +87,7 @@ def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) ->
         if path is None:
             continue
         known = chunks.get(path)  # of a deleted array that had the same path
+        # Of two arrays at one path with different ranks only the later one can be shown.
         if known is None or known.shape[1] != coords.shape[1]:
             chunks[path] = coords
         else:
@@ -159,6 +160,7 @@ def diff_in_memory(
     at = end
     while at != start:
         info, log = history.known_snapshot(at), assets.known_log(at)
+        # The log of an expired commit may be missing, about which only `load_logs` warns.
         if info is None or info.parent_id is None or info.pruned_ancestor_logs or log is None:
             return None
         if len(logs) == _MOST_KNOWN:
@@ -176,10 +178,14 @@ def _joined(logs: Sequence[TransactionLog], before: Snapshot, after: Snapshot) -
     log = TransactionLog(after.id)
     moves: list[tuple[str, str]] = []
     for part in logs:
+        # One after the other, as the official engine lists them: a node that moved twice is there
+        # twice.
         moves += [(move.source, move.target) for move in part.moves]
         log = log.merge(part)
 
     def path_of(node_id: NodeId) -> str | None:
+        # Ids say no paths: a node has the path that it has at the end, or had at the beginning. One
+        # that was made and deleted in between has neither, and is left out.
         return after.nodes.path_of(node_id) or before.nodes.path_of(node_id)
 
     return replace(diff_of_log(log, path_of), moved_nodes=tuple(moves))

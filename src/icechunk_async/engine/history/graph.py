@@ -72,6 +72,8 @@ async def lineage(history: History, start: SnapshotId) -> dict[SnapshotId, Snaps
                 if info.id in found:
                     break
                 found[info.id] = info
+                # Properties can name any snapshot, also one that never was here: what is not found
+                # is left out.
                 pending += merged_into(info.metadata)
         except SnapshotNotFoundError:
             if first == start:
@@ -151,6 +153,7 @@ def lay_out(
     """
     known = {info.id: info for info in infos}
     lanes = _Lanes()
+    # Reserved before anything is placed, although other tips may be newer.
     if branches.get("main") in known:
         lanes.next.append(branches["main"])
     labels_b, labels_t = _by_target(branches), _by_target(tags)
@@ -160,6 +163,8 @@ def lay_out(
         lane, *joining = waiting or [lanes.free()]
         passing = frozenset(lanes.drawn - {lane, *joining})
         for column in (lane, *joining):
+            # Free again, so that the next branch takes it: a long history with many short branches
+            # stays narrow.
             lanes.next[column] = None
             lanes.drawn.discard(column)
         if info.parent_id in known:
@@ -191,6 +196,9 @@ def _by_target(refs: Mapping[str, SnapshotId]) -> dict[SnapshotId, tuple[str, ..
 
 def _newest_first(known: Mapping[SnapshotId, SnapshotInfo]) -> list[SnapshotInfo]:
     """Order by time, but put a parent after all its children even if clocks disagreed."""
+    # Kahn's algorithm: a snapshot is ready when all of its children are placed, and of those that
+    # are ready the newest comes first. What forms a circle is never ready, and is not drawn: only
+    # damaged bytes can say so.
     children = dict.fromkeys(known, 0)
     parents = {info.id: _parents(info, known) for info in known.values()}
     for above in parents.values():
@@ -388,6 +396,7 @@ def _text_row(row: Row, width: int, letters: int, paint: _Paint) -> str:
 def _corner(row: Row, column: int) -> str:
     """Return the sign for a line that meets the row's own in a column."""
     first, last = row.span
+    # A line that ends here, begins here, or goes by: at least one of the two is true.
     above = column in row.joining or column in row.passing
     below = column in row.below
     if column == first:

@@ -57,6 +57,7 @@ class Numbered:
         async with closing(entries):
             async for entry in entries:
                 name = entry.key.removeprefix(self.prefix) if isinstance(entry, ObjectInfo) else ""
+                # Other names below the prefix are skipped: anybody may put objects there.
                 number = decode_number(name.removesuffix(self._suffix))
                 if number is not None and name.endswith(self._suffix):
                     yield number
@@ -73,6 +74,8 @@ class Numbered:
         numbers = self.numbers()
         async with closing(numbers):
             async for number in numbers:
+                # The second name is enough: writers create a number only on top of the one before
+                # it. Gaps further down are found by the audit.
                 if newest is not None:
                     self.check_follows(newest, number)
                     return newest
@@ -108,6 +111,7 @@ class Numbered:
 
         Cancellation: it may have been created.
         """
+        # Its name would be that of number 0.
         if number > LAST_NUMBER:
             raise UnsupportedBySpecError(f"{self.prefix!r} has no numbers left.")
         key = self.key(number)
@@ -142,6 +146,7 @@ def encode_number(number: int) -> str:
 
 def decode_number(text: str) -> int | None:
     """Return the sequence number that eight letters stand for; None if they stand for none."""
+    # Strictly: lower case and O for 0, which Crockford allows, would give one number two names.
     if len(text) != _LETTERS or any(letter not in _VALUES for letter in text):
         return None
     rest = 0

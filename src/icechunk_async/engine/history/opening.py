@@ -93,6 +93,7 @@ async def _find_versioned(storage: Storage) -> Found | None:
             if read is not None:
                 return read()
         return None
+    # In the order of `WAYS`: a later one is decoded only if those before it found nothing.
     for read in await gather(*(way.detect(storage) for way in WAYS)):
         if read is not None:
             found: Found = read()

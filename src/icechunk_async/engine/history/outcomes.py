@@ -42,6 +42,8 @@ class Doubt:
 
         Call it once the write is known not to be part of that state: it can no longer land.
         """
+        # A conditional write lands only on the version that it names, so once that is gone the
+        # write is refused whenever it arrives.
         if version != self._expected:
             self.error = self._expected = None
 
@@ -57,6 +59,7 @@ class Doubt:
     ) -> None:
         """Raise the error of the try in doubt instead of any other."""
         doubted = self.error
+        # Only errors of the library: a cancellation or an interrupt must reach whom it is for.
         if doubted is not None and isinstance(error, IcechunkError) and error is not doubted:
             raise doubted from error
 
@@ -83,6 +86,8 @@ async def create_object(storage: Storage, key: str, data: bytes) -> Version | No
     except PreconditionFailedError:
         return None
     except OutcomeUnknownError as error:
+        # A failure to read back says nothing about the write, so it must not take the place of the
+        # doubt.
         with Doubt(error):
             found = await read_if_there(storage, key)
             if found is None or bytes(found.data) != data:

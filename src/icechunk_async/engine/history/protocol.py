@@ -55,6 +55,7 @@ __all__ = [
 
 MAIN: Final = "main"
 """The branch that every repository has."""
+# Names of fields of `Capabilities` of a storage: `check_safe` says which of them is missing.
 SAFE_CREATIONS: Final = ("writable", "conditional_create")
 """The promises of a storage that changes need where references are only ever created."""
 SAFE_UPDATES: Final = (*SAFE_CREATIONS, "conditional_update")

@@ -134,6 +134,7 @@ def protections_in(info: RepoInfo) -> dict[str, frozenset[str]]:
         if not isinstance(checks, list):
             raise _damaged()
         names = [it for it in checks if isinstance(it, str)]
+        # Not ignored: a check that cannot be read might be the one that would not pass.
         if len(names) != len(checks):
             raise _damaged()
         found[branch] = frozenset(names)
@@ -204,12 +205,14 @@ def keeping_protection(info: RepoInfo, metadata: Mapping[str, JSON]) -> Mapping[
         return metadata
     given = metadata.get(METADATA_NAME)
     own: dict[str, JSON] = {**given} if isinstance(given, dict) else {}
+    # What is given wins, so that protection can be changed on purpose, and is not lost by mistake.
     return {**metadata, METADATA_NAME: {_PROTECTED: item[_PROTECTED], **own}}
 
 
 def _others(info: RepoInfo, branch: str) -> dict[str, JSON]:
     try:
         protected = protections_in(info)
+    # To set a branch anew is the way out of damage, see `_damaged`, so it must not fail by it.
     except FormatError:
         protected = {}
     return {it: {_CHECKS: sorted(names)} for it, names in protected.items() if it != branch}

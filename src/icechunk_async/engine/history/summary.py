@@ -172,6 +172,7 @@ class OperationsLog[T](Sequence[T]):
         """Return an entry, or the log of some."""
         if not isinstance(index, slice):
             return self.entries[index]
+        # A slice is complete if it ends with the last entry of a complete log.
         last = range(len(self.entries))[index][-1:] == range(len(self.entries))[-1:]
         return OperationsLog(self.entries[index], self.drawn[index], self.complete and last)
 
@@ -252,6 +253,7 @@ async def _first[T](found: AsyncIterator[T], most: int | None) -> list[T]:
         items.append(item)
         if len(items) == most:
             break
+    # Here, and not when the generator is collected: the loop may have ended by then.
     close = getattr(found, "aclose", None)
     if close is not None:
         await close()
@@ -329,6 +331,7 @@ def _data_type(document: bytes) -> str:
     """Return the name of the data type in a metadata document; empty if it has none."""
     try:
         found: Any = json.loads(document)
+    # Documents of other writers may hold anything, and a summary shows the other arrays.
     except (ValueError, RecursionError):
         return ""
     kind = found.get("data_type") if is_object(found) else None

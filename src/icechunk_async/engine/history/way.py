@@ -51,6 +51,8 @@ class Known:
             kind: the type of the part.
             layout: the layout that it is about, if the way serves several.
         """
+        # In one step, because threads may open repositories of one place at once: the first part
+        # that was made is everybody's.
         return cast("T", self._parts.setdefault((kind, layout), kind()))
 
 

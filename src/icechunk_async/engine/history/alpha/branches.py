@@ -76,6 +76,7 @@ class AlphaRefs:
             self.seen.pop(branch, None)
             return None
         known = self.seen.get(branch)
+        # An entry never changes, so its number is enough to know it again.
         if known is None or known.number != number:
             known = Seen(number, await self.entry(branch, number))
             self.seen[branch] = known
@@ -105,6 +106,8 @@ class AlphaRefs:
             backoff: see `Numbered.append`.
         """
         number = 0 if after is None else after + 1
+        # Two writers have the same bytes only for the same snapshot at the same microsecond, and
+        # then one entry serves both.
         landed = await self.numbered(branch).append(number, encode_ref(ref), backoff)
         if landed:
             self.seen[branch] = Seen(number, ref)

@@ -136,6 +136,8 @@ class AlphaHistory:
         step = 1
         number = newest.number
         ref = newest.ref
+        # First backwards in steps of 1, 2, 4 and so on, then by halves in between: who asks for a
+        # time of yesterday does not read the entries of years. Times ascend, see `_append`.
         while ref.timestamp_us > moment_us:
             if number == 0:
                 return await self._ancestor_at(ref.snapshot_id, moment_us)
@@ -291,6 +293,8 @@ class AlphaHistory:
                     if seen.ref.snapshot_id != parent_id:
                         raise branch_moved(branch, parent_id, seen.ref.snapshot_id)
                 self._check_open(seen)
+                # Everything that the entry leads to is stored before it: a reader may follow it at
+                # once.
                 await store()
                 await self._move(branch, seen, snapshot.id, snapshot.flushed_at)
             case Amend():
@@ -523,6 +527,7 @@ def _open(main: Seen, storage: Storage, assets: Assets, settings: HistorySetting
 
 
 async def _create(new: Creating) -> Found:
+    # Before the entry, which makes the repository: readers that find it find all else.
     await new.assets.put_snapshot(new.snapshot)
     configs = _configs(new.storage)
     if new.config is not None:

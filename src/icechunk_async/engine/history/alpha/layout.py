@@ -148,6 +148,8 @@ class AlphaLayout:
             if node_number(node_id) is None or base.path_of(node_id) is not None:
                 if len(taken) + len(base) >= MAX_U32:
                     raise UnsupportedBySpecError("The alpha numbers nodes with 32 bits.")
+                # Random, so that two writers that create nodes at once rarely choose the same: a
+                # rebase would have to give new ones.
                 number = node_id
                 while number in taken or base.path_of(number) is not None:
                     number = NodeId(clock.random_bytes(4).rjust(NodeId.size_bytes, b"\0"))

@@ -217,6 +217,8 @@ class DraftHistory:
             parent = state.snapshots.get(parent_id)
             if parent is None:
                 raise no_snapshot(parent_id)
+            # Snapshots of all branches are in the state file, so that one written state shows the
+            # new one with all that it needs.
             state = state.with_entry(new_entry(snapshot, parent))
             if isinstance(publication, Detach):
                 return state
@@ -421,6 +423,8 @@ def _root_of(state: State, url: str) -> tuple[str, Elsewhere | None]:
     below = root.removeprefix(f"{base}/")
     if "://" in below:
         return "", Elsewhere(below, (CHUNKS, MANIFESTS, ATTRIBUTES, STRUCTURES))
+    # The state file is untrusted: it must not make a reader open files outside of the location that
+    # was named.
     if below.startswith("/") or ".." in below.split("/"):
         raise FormatError(
             f"{STATE!r} at {url!r} says that the files of the repository are at "
@@ -445,6 +449,7 @@ async def _create(new: Creating) -> Found:
     layout = new.assets.layout
     assert isinstance(layout, DraftLayout)  # `DRAFT_WAY` made it
     await load_parquet()
+    # Before the state file, which makes the repository.
     await new.assets.put_snapshot(new.snapshot)
     entry = new_entry(new.snapshot, None)
     snapshot_id = entry.info.id

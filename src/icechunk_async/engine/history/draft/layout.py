@@ -297,6 +297,8 @@ class DraftLayout:
                     "Nothing was changed. Migrate the repository to format version 2 with "
                     "icechunk_async.upkeep.upgrade."
                 )
+            # From a random number on: writers that all counted from 0 would give the same ids to
+            # different nodes, and each rebase would renumber them.
             number = int.from_bytes(clock.random_bytes(2))
             while _node_id(number) in taken or base.path_of(_node_id(number)) is not None:
                 number = (number + 1) % _MAX_NODES

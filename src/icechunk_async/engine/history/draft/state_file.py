@@ -159,6 +159,8 @@ class StateFile:
                 if store is not None:
                     await store()
                     store = None
+                # A new mark for each try. The state keeps those of its last writes, so that ours is
+                # found below a newer one.
                 attempts.add(state.marks[-1])
                 try:
                     data = encode_state(state)
@@ -179,6 +181,7 @@ class StateFile:
                 longest = _LONGEST_PAUSE_TRIES * (anyio.current_time() - began)
                 await self._backoff.wait(attempt, None if doubt.error else longest)
                 seen = await self.refresh()
+                # Looked for again, since a write that was slow may have landed during the pause.
                 if not attempts.isdisjoint(seen.state.marks):
                     return
             raise doubt.error or ConflictError(

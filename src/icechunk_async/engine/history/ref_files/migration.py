@@ -258,6 +258,8 @@ def _synthetic_log(
     for tag, target in sorted(refs.tags.items()):
         events.append((reached[target].flushed_at + _REF_DELAY_US, TagCreated(tag)))
     for tag, gone in sorted(refs.deleted_tags.items(), key=lambda item: item[0]):
+        # A tombstone has no contents. Only a tag's own file, which other engines may have removed,
+        # says what it named.
         if gone is not None:
             since_us = reached[gone].flushed_at if gone in reached else root_us
             events.append((since_us + _REF_DELAY_US, TagCreated(tag)))
@@ -314,6 +316,7 @@ async def read_refs(storage: Storage) -> RefFiles:
     present = set(keys)
     branches = _names(keys, BRANCH_PREFIX)
     tags = _names(keys, TAG_PREFIX)
+    # A branch that moves after it was read is noticed when it is closed, by its version.
     found = await bounded_map(
         lambda key: read_if_there(storage, key),
         [*map(branch_key, branches), *map(tag_key, tags)],
@@ -386,6 +389,7 @@ async def swap(storage: Storage, key: str, data: bytes, version: Version) -> Ver
         try:
             return await storage.put(key, data, if_version=version)
         except PreconditionFailedError:
+            # Refused, so this try did not land; whether an earlier one did, the contents tell.
             doubt = None
         except OutcomeUnknownError as error:
             doubt = error

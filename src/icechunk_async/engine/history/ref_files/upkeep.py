@@ -94,6 +94,7 @@ def line_of(
         FormatError: the parents form a circle.
     """
     current: SnapshotId | None = tip
+    # A line without a circle has no more than all snapshots; stored parents may form one.
     for _ in range(len(infos)):
         if current is None:
             return

@@ -63,6 +63,7 @@ def _faults_of(info: RepoInfo) -> Iterator[Fault]:
     except IcechunkError as error:
         yield _fault("unreadable", str(error), "config")
     try:
+        # Values stay encoded until they are asked for, so decoding is what finds damage in them.
         _ = info.metadata
         for it in info.snapshots.values():
             _ = it.metadata
@@ -95,6 +96,8 @@ async def _follow_log(
         except FormatError as error:
             return (Fault("operations log", key, "unreadable", f"{key!r}: {error}"),), ()
         newest = info.updates[0].updated_at if info.updates else None
+        # Times must descend from file to file, which ends every circle of backups. Those of a log
+        # without entries have no times, hence the names.
         follows = oldest is None or newest is None or newest < oldest
         follows = follows and name not in seen
         seen.add(name)

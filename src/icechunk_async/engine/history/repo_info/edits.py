@@ -231,6 +231,8 @@ def push_update(
         # writer that got no reply recognizes its own write, and what continued the log so far is
         # named in that backup.
         return replace(info, updates=(entry,), before_updates=backup_name)
+    # Spec, "Operations log": the entry that was newest so far gets the name, and the new one has
+    # none until it is replaced itself.
     log = log.with_newest(entry, replace(log[0], backup_path=backup_name), instead=1)
     log, continued = log.cut(max(1, max_updates))
     return replace(info, updates=log, before_updates=continued or info.before_updates)
@@ -370,6 +372,7 @@ def publication_edit(publication: Publication) -> Edit:
             case Amend(branch, replaced_id, snapshot):
                 _expect_tip(info, branch, replaced_id)
                 replaced = find_snapshot(info, replaced_id)
+                # Also looked at here: what the caller saw may be older than this state.
                 if replaced.parent_id is None:
                     raise SessionStateError(
                         f"Snapshot {replaced_id} is the first of its repository and cannot be "

@@ -341,6 +341,8 @@ class RepoInfoHistory:
         place of one that this process had open.
         """
         info = self._file.seen.info
+        # What was seen may be older than an expiration: the history is then a longer one, and no
+        # wrong one.
         if snapshot_id not in info.snapshots:
             info = (await self._file.refresh()).info
             edits.find_snapshot(info, snapshot_id)

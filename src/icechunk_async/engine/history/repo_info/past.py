@@ -59,22 +59,31 @@ class PastTip:
             self.is_over = True
             return
         match update.detail:
+            # The newest commit of that time is the answer. By the time of its snapshot, which is
+            # older than that of the entry where the publication took long.
             case NewCommit(self._branch, new) | CommitAmended(self._branch, _, new) if (
                 is_past or self._was_written(new)
             ):
                 self._finish(new)
+            # These entries do not say where the branch went. It is where the next newer entry found
+            # it.
             case BranchReset(self._branch) | BranchCreated(self._branch) if is_past:
                 self._finish(self._tip)
+            # From here on entries are newer than that time, and are undone one by one.
             case NewCommit(self._branch, new):
                 self._tip = self._parent(new)
             case CommitAmended(self._branch, previous) | BranchReset(self._branch, previous):
                 self._tip = previous
+            # At that time there was an older branch of this name. The entry says where it was last.
             case BranchDeleted(self._branch, previous):
                 self._tip, self._created_later = previous, False
             case BranchCreated(self._branch):
                 self._created_later = True
+            # The first entry of all, which does not name its snapshot.
             case RepoInitialized() if is_past and self._branch == MAIN:
                 self._finish(self._tip or self._root())
+            # An entry about something else. If it is old enough, no entry in between has moved the
+            # branch.
             case _:
                 if is_past and self._tip is not None:
                     self._finish(self._tip)
@@ -94,6 +103,8 @@ class PastTip:
         passed: SnapshotInfo | None = None
         for it in self._info.ancestry(self._tip):
             if it.flushed_at <= self._moment_us:
+                # Between the two lay snapshots that expired, one of which may have been the tip at
+                # that time.
                 if passed is not None and passed.pruned_ancestor_logs:
                     raise snapshot_dropped(self._moment_us)
                 return it.id
@@ -114,6 +125,7 @@ class PastTip:
         info = self._info.snapshots.get(snapshot_id)
         if info is None:
             return None
+        # Logs are listed oldest first, so the last one is that of the parent that the commit had.
         return info.pruned_ancestor_logs[-1] if info.pruned_ancestor_logs else info.parent_id
 
     def _root(self) -> SnapshotId:
