@@ -90,7 +90,9 @@ class SessionGuard:
         reaching = [it for it in ran if self._may_reach(it)]
         # What other engines collect in format 1 leaves no trace at all. Only time tells that there
         # may have been something.
-        if not self._has_log and self._is_time_to_look():
+        age = self._watch.elapsed()
+        is_due = not self._has_log and age - self._looked_at >= _UNNOTED
+        if is_due:
             reaching.append(Collection(0))
         if reaching:
             _log.info("%d collection(s) ran beside this session; looking for its chunks", len(ran))
@@ -98,6 +100,8 @@ class SessionGuard:
         # Only after everything was found in place: a refused commit looks at the same ones again.
         self._since_us = up_to_us
         self._passed.update(it.name for it in ran)
+        if is_due:
+            self._looked_at = age
         if reaching and (stored or self._flusher.has_stored):
             # Manifests and snapshots are as old as chunks can be, and are quickly made again.
             self._flusher.forget()
@@ -112,13 +116,6 @@ class SessionGuard:
             if it.cutoff + _SKEW <= began:
                 return False
         return it.may_reach(self._watch.elapsed())
-
-    def _is_time_to_look(self) -> bool:
-        age = self._watch.elapsed()
-        if age - self._looked_at < _UNNOTED:
-            return False
-        self._looked_at = age
-        return True
 
     async def _refuse_lost(self, cutoffs: Sequence[datetime]) -> None:
         """Look for the chunk objects that the session wrote.

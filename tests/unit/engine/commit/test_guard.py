@@ -243,6 +243,35 @@ async def test_chunks_of_an_unknown_collection_are_looked_for(spec: int) -> None
     await read_all(url)
 
 
+class Unreachable(WrappedStorage):
+    """Lists and reads no chunk while it is told so."""
+
+    down = False
+
+    async def before(self, operation: str, key: str) -> None:
+        """Fail what looks for chunks."""
+        if self.down and key.startswith("chunks/") and operation != "put":
+            raise StorageUnavailableError("no answer")
+
+
+async def test_a_look_that_found_a_loss_or_failed_is_repeated_at_once() -> None:
+    """Format 1, where only time tells that there may have been a collection: once an hour."""
+    url, _ = await littered(1)
+    async with open_storage(url) as plain, Repository.open(Unreachable(plain)) as repository:
+        session = await repository.writable_session("main")
+        await _alone(session)
+        await _delete_chunks_of(plain, session)
+        session.publisher.guard._watch.began_us -= 3_700_000_000
+        Unreachable.down = True
+        with pytest.raises(StorageUnavailableError):
+            await session.commit("not looked at")
+        Unreachable.down = False
+        for _ in range(2):
+            with pytest.raises(ChunksCollectedError):
+                await session.commit("refused")
+    await read_all(url)
+
+
 async def _delete_chunks_of(storage: Storage, session: Session) -> None:
     for changes in session.workspace.changes.chunks.values():
         for chunk_id in changes.columns().chunk_ids:
