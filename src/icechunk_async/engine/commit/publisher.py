@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
@@ -623,10 +622,11 @@ class Publisher:
 
         try:
             await self._history.publish(publication, store, self.guard)
-        except (OutcomeUnknownError, asyncio.CancelledError):
+        except OutcomeUnknownError:
             raise  # it may have landed, so it stays among the doubtful
-        except BaseException:
-            # A refusal is certain: the reference was not moved, and cannot be later.
+        except (IcechunkError, DraftOutdatedError):
+            # A refusal is certain: the reference was not moved, and cannot be later. All else says
+            # nothing of that: a cancellation, an interrupt, an error that a driver let through.
             self._doubtful.pop(snapshot.id, None)
             raise
         return self._finish(snapshot)

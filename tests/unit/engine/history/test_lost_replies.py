@@ -80,6 +80,38 @@ async def test_lost_reply_does_not_duplicate_commit(spec: int, *, apply: bool) -
             assert len(history) == 3
 
 
+class _InterruptedError(BaseException):
+    """An interrupt, or an error that a driver lets through."""
+
+
+@pytest.mark.parametrize("error", [_InterruptedError, RuntimeError])
+async def test_an_error_of_another_kind_leaves_a_commit_in_doubt(
+    spec: int, error: type[BaseException]
+) -> None:
+    """It says nothing about what landed: the next call finds that out, and repeats nothing."""
+    url = await _prepared(spec)
+
+    class Interrupted(_Lossy):
+        async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+            try:
+                return await super().put(key, data, if_version=if_version)
+            except OutcomeUnknownError:
+                raise error("stop") from None
+
+    async with open_storage(url) as plain:
+        storage = Interrupted(plain)
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/0", b"\x01")
+            storage.lose = 1
+            with pytest.raises(error):
+                await session.commit("second")
+            snapshot_id = await session.commit("second", rebase_with=ConflictDetector())
+            history = [info.id async for info in repository.ancestry(branch="main")]
+            assert history[0] == snapshot_id
+            assert len(history) == 3
+
+
 async def test_lost_commit_is_recognised_below_a_newer_one(spec: int) -> None:
     """Another writer committed on top before we looked."""
     url = await _prepared(spec)
