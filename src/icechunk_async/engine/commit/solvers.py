@@ -139,9 +139,9 @@ class _BothChangedError(Exception):
 
 def _three_way(base: Any, ours: Any, theirs: Any) -> Any:
     """Merge two versions of a JSON value; ``_ABSENT`` stands for a key that is not there."""
-    if theirs in (ours, base):
+    if _are_equal(theirs, ours) or _are_equal(theirs, base):
         return ours
-    if ours == base:
+    if _are_equal(ours, base):
         return theirs
     if not (_is_object(ours) and _is_object(theirs)):
         raise _BothChangedError
@@ -151,6 +151,14 @@ def _three_way(base: Any, ours: Any, theirs: Any) -> Any:
         for key in dict.fromkeys((*other, *mine))
     }
     return {key: it for key, it in merged.items() if it is not _ABSENT}
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    # As JSON: Python takes 1, 1.0 and true for equal, so a change from one to another would be
+    # undone without a conflict; and NaN differs from itself.
+    if one is _ABSENT or other is _ABSENT:
+        return one is other
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:

@@ -195,6 +195,7 @@ async def test_newest_is_the_session_in_a_rebase(repository: Repository) -> None
         ({"n": {"x": 1, "y": 2}}, {"n": {"x": 1, "z": 3}}, {"n": {"x": 1, "y": 2, "z": 3}}),
         ({"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}),
         ({"a": 1}, {"a": 2}, None),
+        ({"a": 1}, {"a": True}, None),
         ({"n": {"x": 1}}, {"n": 5}, None),
     ],
 )
@@ -215,6 +216,20 @@ async def test_attributes_are_merged_key_by_key(
     await repository.merge("side", solver=AttributesSolver())
     found = await contents_at(repository)
     assert json.loads(found["g/a/zarr.json"])["attributes"] == merged
+
+
+@pytest.mark.parametrize("changed", [True, 1.0])
+async def test_a_value_of_another_type_is_a_change(repository: Repository, changed: object) -> None:
+    """To Python it equals the one before, and would be taken for unchanged."""
+    await begin(repository)
+    await changing(("g/a/zarr.json", titled(n={"x": 1})))(repository, "main")
+    await repository.reset_branch("side", await repository.lookup_branch("main"))
+    await changing(("g/a/zarr.json", titled(n={"x": 1}, b=2)))(repository, "side")
+    await changing(("g/a/zarr.json", titled(n={"x": changed})))(repository, "main")
+    await repository.merge("side", solver=AttributesSolver())
+    found = json.loads((await contents_at(repository))["g/a/zarr.json"])["attributes"]
+    assert repr(found["n"]["x"]) == repr(changed)
+    assert found["b"] == 2
 
 
 async def test_a_grown_array_and_new_attributes_go_together(repository: Repository) -> None:
