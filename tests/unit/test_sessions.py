@@ -189,6 +189,21 @@ async def test_an_array_may_change_its_rank(filled: Repository) -> None:
     assert [key async for key in reader.store.list_prefix("a/c")] == ["a/c/1/1"]
 
 
+async def test_an_array_that_had_axes_for_a_while_has_no_old_chunk(filled: Repository) -> None:
+    """The only chunk of no axes is gone as any other: for the session as for later readers."""
+    session = await filled.writable_session("main")
+    await make_array(session, "n", (), ())
+    await write(session, "n/c", b"old")
+    await session.commit("no axes")
+    session = await filled.writable_session("main")
+    await make_array(session, "n", (4,), (2,))
+    await make_array(session, "n", (), ())
+    assert await read(session, "n/c") is None
+    assert [key async for key in session.store.list_prefix("n")] == ["n/zarr.json"]
+    await session.commit("no axes again")
+    assert await read(await filled.readonly_session("main"), "n/c") is None
+
+
 async def test_bad_writes_store_nothing(filled: Repository) -> None:
     """Wrong rank, outside of the grid, no array, no bytes, wrong type: refused."""
     session = await filled.writable_session("main")

@@ -134,9 +134,18 @@ class ArrayChanges:
 
     def keeps(self, coords: Coordinates) -> bool:
         """Return whether the base snapshot's chunk at ``coords`` still counts."""
-        return self.kept_grid is None or all(
+        if self.kept_grid is None:
+            return True
+        return not self.keeps_nothing and all(
             at < size for at, size in zip(coords, self.kept_grid, strict=True)
         )
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether no chunk of the base snapshot counts any more, as after a change of rank."""
+        # The grid of no axes has no zero in it: the one chunk of such an array is kept while no
+        # grid is noted, and gone once one is.
+        return self.kept_grid is not None and not any(self.kept_grid)
 
     def shrink(self, grid: Coordinates) -> None:
         """Delete every chunk outside of ``grid``; growing again does not bring it back.

@@ -422,7 +422,7 @@ class Flusher:
         changes = tree.changes.chunks.get(node.id) or ArrayChanges(len(array.dimensions))
         base_node = tree.base_node(node)
         old = base_node.array.manifests if base_node and base_node.array else ()
-        if changes.kept_grid is not None and not any(changes.kept_grid):
+        if changes.keeps_nothing:
             old = ()  # nothing of the base is left; the number of axes may differ
         return changes, (old, array.grid, changes.revision)
 

@@ -634,6 +634,8 @@ class Workspace:
             if changes is not None and changes.kept_grid is not None:
                 kept = changes.kept_grid
             base_node, base = self.tree.base_node(node), self.base
+            if changes is not None and changes.keeps_nothing:
+                base_node = None
         manifests: tuple[ManifestRef, ...] = ()
         if base_node is not None and base_node.array is not None:
             same_rank = len(base_node.array.grid) == len(grid)
