@@ -95,6 +95,8 @@ class _Calls:
             *(ctypes.c_uint, ctypes.c_void_p),
         )
         # The kernel only reads the structure, so that one serves all threads.
+        # Without O_NONBLOCK a pipe in the place of an object would hold up the event loop until
+        # somebody writes to it.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         here = _RESOLVE_CACHED | _RESOLVE_NO_SYMLINKS
         self._how = _How(flags, 0, here)
@@ -190,6 +192,7 @@ class ReadsAtOnce:
 
         Something that is no file cannot be read at a position, so its kind is not checked.
         """
+        # Taken once: another thread may find out meanwhile that the calls never work here.
         calls = self._calls
         if calls is None or stop - start > MOST_BYTES:
             return None
@@ -200,6 +203,7 @@ class ReadsAtOnce:
             finally:
                 os.close(fd)
         except OSError as error:
+            # A missing file as well: the next way of reading makes the error, which names the key.
             self._learn(error)
             return None
 
@@ -207,6 +211,8 @@ class ReadsAtOnce:
         return b"/".join((*place.folders, place.name))
 
     def _learn(self, error: OSError) -> None:
+        # Not EAGAIN, which says that the file is not in memory now: most reads of large data miss
+        # once.
         if error.errno in self._never:
             self._calls = None
 
@@ -224,6 +230,8 @@ class ReadsAtOnce:
         except OSError as error:
             self._learn(error)
             return False
+        # The version holds the inode, so that a file put in its place is another one, however
+        # alike.
         return stat.S_ISREG(found.mode) and _version(found) == version
 
     def read(self, place: Place, byte_range: RangeRequest) -> Retrieved | None:
@@ -253,6 +261,8 @@ class ReadsAtOnce:
 
 def _read(calls: _Calls, fd: int, byte_range: RangeRequest) -> Retrieved | None:
     found = calls.state(fd)
+    # The descriptor holds on to one file, which is never changed once it has its name: size,
+    # version and bytes below belong together although they are read one after the other.
     size: int = found.size
     start, stop = slice_range(byte_range, size)
     if stop - start > MOST_BYTES or not stat.S_ISREG(found.mode):

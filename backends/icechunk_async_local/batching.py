@@ -58,8 +58,11 @@ class Lane:
     def __init__(self, name: str, threads: int) -> None:
         """Start nothing; threads start with the first calls."""
         self.executor: Final = ThreadPoolExecutor(threads, f"icechunk-{name}")
+        # Loops append, threads take from the other end: each is one step of the interpreter, so
+        # that neither needs a lock.
         self._waiting: deque[_Call] = deque()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Call]]
+        # Weak, because event loops come and go while the storage stays open.
         self._turns = WeakKeyDictionary()
         self._turns_lock = threading.Lock()  # held over no await
         self._closed = False
@@ -143,6 +146,8 @@ class Lane:
         self.used = True
         call = _Call(work, asyncio.get_running_loop().create_future())
         try:
+            # At once, not at the end of the turn: a conditional write is usually alone in its turn,
+            # and syncs for longer than a queue of small calls should wait.
             self.executor.submit(_work_alone, call)
         except RuntimeError as error:
             if self._closed:
@@ -159,6 +164,8 @@ class Lane:
     def _flush(self, turn: list[_Call]) -> None:
         calls = turn.copy()
         turn.clear()
+        # A thread that is still at work may take these before the new job begins, which then finds
+        # nothing to do.
         self._waiting.extend(calls)
         try:
             self.executor.submit(self._work)
@@ -355,5 +362,7 @@ class Loan:
         Raises:
             TakenBackError: some bytes may have changed.
         """
+        # `end` is called on the loop before the caller gets its buffer back, and this after the
+        # last byte was read: if the flag is not set here, no byte was read too late.
         if self._taken_back:
             raise TakenBackError

@@ -187,6 +187,8 @@ class Ledger:
 
         Not on network file systems, some of which write a file out when it is closed.
         """
+        # Read without the lock: another thread may change the numbers meanwhile, and then a file
+        # more or fewer stays open.
         home = self._home
         return (
             self.active
@@ -304,6 +306,7 @@ class Ledger:
 
     def close(self) -> None:
         """Close the directories that are held open, and end the threads."""
+        # The caller has synced before: what is still recorded was reported as lost.
         self._helpers.close()
         with self._lock:
             home, self._home = self._home, None

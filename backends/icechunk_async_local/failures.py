@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MISSING", "explain", "missing", "refuse_link"]
 
+# ENOTDIR: a file stands where the key has a folder. ENXIO: a socket has the object's name, and
+# opening one fails like this.
 MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENXIO})
 """Errors on the way to an object that mean it does not exist."""
 
@@ -37,7 +39,10 @@ _TABLE: Final[dict[int, tuple[type[IcechunkError], str]]] = {
     errno.EACCES: (PermissionDeniedError, _DENIED),
     errno.EPERM: (PermissionDeniedError, _DENIED),
     errno.EROFS: (PermissionDeniedError, "The file system is mounted read-only"),
+    # O_NOFOLLOW reports a link by this number.
     errno.ELOOP: (PermissionDeniedError, "Symbolic links below the root are not followed"),
+    # Tries again help for these and for those below: descriptors, memory, locks and servers come
+    # back.
     errno.EMFILE: (
         StorageUnavailableError,
         "This process has too many open files: close some, or raise 'ulimit -n'",
@@ -59,6 +64,8 @@ _TABLE: Final[dict[int, tuple[type[IcechunkError], str]]] = {
         ),
         (StorageUnavailableError, _BUSY),
     ),
+    # Not an error that invites another try: after a failed write the system drops the bytes, and a
+    # second try may seem to succeed.
     errno.EIO: (
         StorageError,
         "The device or its connection failed: look into the system log before you continue",
@@ -75,6 +82,7 @@ def explain(error: OSError, action: str, path: str, *, key: str | None = None) -
         path: the file or directory concerned.
         key: of the object, where there is one.
     """
+    # Python raises some errors of this class without a number, such as those of `shutil`.
     number = error.errno or 0
     kind, advice = _TABLE.get(number, (StorageError, "Look into the system log"))
     context: dict[str, object] = {"path": path, "errno": errno.errorcode.get(number, str(number))}

@@ -120,6 +120,7 @@ class Files:
         self, files: Files, source: Place, target: Place, if_version: Version | None
     ) -> Version:
         """Copy a file of another folder of this machine, inside the kernel if possible."""
+        # An open file stays the one whose version was compared: its replacement gets another inode.
         fd, found = files.open_object(source)
         try:
             if if_version not in (None, version_of(found)):
@@ -212,6 +213,7 @@ class Files:
         try:
             folder = self.tree.open_folder(place.folders, to_list=True)
         except FileNotFoundError:
+            # Refused before a folder is made: an update of a missing object leaves nothing behind.
             if isinstance(expected, Version):
                 raise refused(place.key, expected, None) from None
             folder = self.tree.make_folder(place.folders, self.ledger.made)
@@ -243,6 +245,9 @@ class Files:
         try:
             folder = self.tree.open_folder(folders, to_list=True)
         except OSError as error:
+            # A missing folder has no objects, so they count as deleted. A link in its place is
+            # reported by the same number on Linux (ENOTDIR, since O_DIRECTORY and O_NOFOLLOW are
+            # both set), and must not be taken for that.
             if error.errno in MISSING and self.tree.link_on_the_way(places[0]) is None:
                 return []
             return [
@@ -291,6 +296,8 @@ class Files:
                 gone.append(place)
 
     def _remove_if_empty(self, folders: tuple[bytes, ...]) -> None:
+        # A writer's unfinished file keeps its folder. A writer that has only opened the folder
+        # finds it gone, and makes it again (`_write`).
         while folders:
             *above, name = folders
             folders = tuple(above)
@@ -340,6 +347,7 @@ def _read_all(fd: int, start: int, stop: int) -> memoryview:
 
 def _write_all(data: memoryview, fd: int) -> None:
     written = 0
+    # One call writes at most 2 GiB on Linux, and less if a signal comes.
     while written < len(data):
         written += os.write(fd, data[written:])
 

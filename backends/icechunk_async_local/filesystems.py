@@ -51,11 +51,16 @@ _TMPFS, _RAMFS, _ZFS, _BCACHEFS = 0x01021994, 0x858458F6, 0x2FC12FC1, 0xCA451A4E
 _JFS, _NTFS3, _EXFAT, _VFAT = 0x3153464A, 0x7366746E, 0x2011BAB0, 0x4D44
 _OVERLAY, _CEPH, _GFS2, _OCFS2 = 0x794C7630, 0x00C36400, 0x01161970, 0x7461636F
 
+# NFS is not here: its `flock` may hold on one machine only (`local_lock`), or be passed on, and no
+# trial shows which. Kinds that are not listed are treated like it.
 _COMMON_LOCKS: Final = frozenset(
     {_EXT, _XFS, _BTRFS, _F2FS, _TMPFS, _RAMFS, _ZFS, _BCACHEFS}
     | {_JFS, _NTFS3, _EXFAT, _VFAT, _OVERLAY, _CEPH, _GFS2, _OCFS2}
 )
+# Kinds that are known to wait for the device in ``syncfs`` and to report failed writes there; on
+# others each file is synced.
 _SYNCFS: Final = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _TMPFS})
+# Without overlays, whose lower layers may lie on a network.
 _ON_THIS_MACHINE: Final = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _TMPFS})
 _WRITE: Final = 2
 """Of ``sync_file_range``: begin, and wait for nothing."""
@@ -147,6 +152,8 @@ def begin_writing_out(fd: int) -> None:
 
 def _kind(directory: int) -> int | None:
     """Return ``f_type``, the first word of ``struct statfs``; None if it is unavailable."""
+    # Larger than the structure of any architecture (120 bytes on x86-64): the kernel writes past a
+    # buffer that is too small.
     reply = ctypes.create_string_buffer(512)
     if _libc().fstatfs(directory, reply) != 0:
         return None
@@ -231,6 +238,8 @@ def _holders(directory: int) -> str:
         table = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
+    # Lines look like ``1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF``: the process, then device
+    # and inode. Of other containers the process may be 0 or missing.
     lines = [line.split() for line in table.splitlines()]
     found = {
         fields[4]
@@ -379,6 +388,7 @@ def _no_writes(reason: str) -> tuple[Abilities, Capabilities]:
 
 def _try_in(place: Path, *, single_machine: bool) -> _Findings:
     folder = place / f"{_RESERVED}probe-{os.urandom(8).hex()}"
+    # Other users must not be able to put a file of theirs into the trial.
     folder.mkdir(0o700)
     try:
         first = folder / "first"

@@ -70,6 +70,8 @@ def walk(tree: Tree, prefix: str, start_after: str | None, *, grouped: bool) -> 
         if link is not None:
             raise refuse_link("list", prefix, link) from error
         return
+    # A stack in place of recursion: others may make folders of any depth. Names of each folder on
+    # the way are held, and taken from the end.
     stack = [(top, [name for name in found if name.startswith(beginning)])]
     while stack:  # of each folder on the way what is still to come, in reverse
         folders, entries = stack[-1]
@@ -100,6 +102,7 @@ def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
                 if stat.S_ISREG(found.st_mode):
                     rows.append(row)
                     sizes.append(found.st_size)
+                    # Anyone may set a time beyond the year 9999, which some file systems store.
                     times.append(min(found.st_mtime_ns // 1000, LAST_US))
     except OSError as error:
         if error.errno not in _GONE:
@@ -124,12 +127,17 @@ def _can_be_folder(name: bytes) -> bool:
 def _entries(tree: Tree, folders: _Path, after: bytes, *, grouped: bool = False) -> list[bytes]:
     """List one folder in reverse order: files, and folders with a ``/``, beyond ``after``."""
     base = b"".join(name + b"/" for name in folders)
+    # Three places of the start relative to this folder. With the start ``a/m`` and the folder
+    # ``a/``: below ``a/`` what is greater than ``m`` is left. The folder ``b/`` comes after it as a
+    # whole, and the folder ``Z/`` before it, so that it need not be read.
     if after.startswith(base):
         bound = after[len(base) :]
     elif after < base:
         bound = b""
     else:
         return []
+    # Other programs may make longer names, which no operation accepts as a key. Deep folders have
+    # no room at all: so a tree of any depth ends.
     room = MAX_KEY_BYTES - len(base)
     entries = [
         name
@@ -156,8 +164,11 @@ def _scan(tree: Tree, folders: _Path) -> list[bytes]:
     with tree.folder(folders, to_list=True) as fd, os.scandir(fd) as entries:
         for entry in entries:
             name = os.fsencode(entry.name)
+            # Keys are text; such a file is another program's.
             if not _is_utf8(name):
                 continue
+            # On most file systems the kind comes with the name, which saves asking for each state
+            # here.
             if entry.is_dir(follow_symlinks=False):
                 if not name.startswith(RESERVED_PREFIX):
                     found.append(name + b"/")
@@ -195,6 +206,7 @@ def _next_files(entries: list[bytes]) -> list[bytes]:
 
 def _describe(tree: Tree, folders: _Path, names: list[bytes]) -> list[ListEntry]:
     """Return size and time of some files of one folder."""
+    # One open folder for up to a thousand states, not a path to look up for each.
     base = "".join(name.decode() + "/" for name in folders)
     described: list[ListEntry] = []
     try:

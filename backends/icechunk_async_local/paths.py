@@ -74,6 +74,8 @@ def place_of(key: str) -> Place:
     Raises:
         InvalidObjectKeyError: no key may look like this, or no file name can.
     """
+    # Keys of the engine look like this, and are looked up for each chunk: letters and digits alone
+    # can break none of the rules below.
     if key.isalnum() and len(key) <= _SHORT:
         return Place(key, (), key.encode())
     if is_plain(key):
@@ -169,6 +171,8 @@ class Tree:
             made: called with each directory outside the root that received a new entry.
         """
         _make_root(self.root, made)
+        # Each step goes from an open folder to the next, so that nobody can exchange one for a link
+        # in between.
         fd = os.open(self.root, _LIST)
         for name in folders:
             try:
@@ -257,6 +261,7 @@ class KeptFolders:
         folder = self._open.get(folders)
         if folder is None:
             folder = OpenFolder(self._tree.open_folder(folders))
+            # All at once, since which of them are used is not known: reads in progress hold theirs.
             if len(self._open) >= _MOST:
                 self._open.clear()
             self._open[folders] = folder

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Draft", "Publisher", "draft", "refused"]
 
+# Errors by which file systems say that they make no links. EMLINK: the file has as many as it may
+# have, and then the lock decides.
 _NO_LINKS: Final = frozenset(
     {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
@@ -150,6 +152,7 @@ class Publisher:
                 "takes neither hard links nor locks. Nothing changed. Use another file system.",
                 key=place.key,
             )
+        # From here to the renaming no other handle changes a name in this folder.
         with self.lock(finished.folder, place, exclusive=True):
             found = _state_of(finished.folder, place.name)
             if found is not None and stat.S_ISDIR(found.st_mode):
@@ -208,8 +211,7 @@ class Publisher:
                 _link_in(folder, finished.name, place.name)
         except FileExistsError:
             # NFS repeats a request whose reply was lost, and may so refuse what it has already
-            # done.
-            # Only our own name and the object's can be links to this file.
+            # done. Only our own name and the object's can be links to this file.
             own = os.stat(finished.name, dir_fd=folder, follow_symlinks=False)
             if own.st_nlink < 2:
                 raise refused(place.key, ABSENT, _state_of(folder, place.name)) from None

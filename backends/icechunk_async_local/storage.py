@@ -190,6 +190,8 @@ class LocalStorage:
         Cancellation: closing continues on its thread.
         """
         if not self._closed:
+            # Before the first await: an operation that another task begins from here on is refused,
+            # and so does not race the closing of the threads.
             self._closed = True
             if not (self._readers.used or self._writers.used or self._files.ledger.used):
                 self._finish()  # there is nothing to wait for
@@ -329,6 +331,8 @@ class LocalStorage:
 
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> memoryview | None:
         """Return bytes of a file that are in memory; None if not, or if other tasks are due."""
+        # Read for each chunk: a key of letters and digits needs no check that takes longer than
+        # this.
         if self._closed or not is_plain(key):
             self._place(key)  # raises if something is wrong
         if self._read_this_turn > _TURN_BYTES:

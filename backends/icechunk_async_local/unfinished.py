@@ -33,6 +33,7 @@ def unfinished_files(
     """
     count = size_bytes = 0
     for folders, name, found in _walk(tree):
+        # A writer whose file is removed all the same writes it again (`Files._write`).
         if older_than is not None and modified_at(found) >= older_than:
             continue
         if remove and not _remove(tree, folders, name):
@@ -49,6 +50,8 @@ def _walk(tree: Tree) -> Iterator[tuple[_Path, bytes, os.stat_result]]:
     stack: list[_Path] = [()]
     while stack:
         folders = stack.pop()
+        # A trial of a directory keeps its files in a reserved folder, under plain names: all of
+        # them are left over.
         is_trial = bool(folders) and folders[-1].startswith(RESERVED_PREFIX)
         try:
             with tree.folder(folders, to_list=True) as fd:
@@ -100,6 +103,7 @@ def _remove(tree: Tree, folders: _Path, name: bytes) -> bool:
 def _remove_empty_folders(tree: Tree) -> None:
     """Remove the folders of trials that were not finished, if nothing is in them any more."""
     with suppress(OSError), tree.folder((), to_list=True) as root:
+        # Trials are made in the root alone, so no other folder is looked at.
         for name in os.listdir(root):  # noqa: PTH208 -- below a folder that is held open
             if os.fsencode(name).startswith(RESERVED_PREFIX):
                 with suppress(OSError):

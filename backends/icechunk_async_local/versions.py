@@ -44,6 +44,8 @@ class _Times:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        # By device: times are compared within one file system alone. Other processes count
+        # separately; the inode tells their files apart.
         self._last_us: dict[int, int] = {}
 
     def next_us(self, device: int, near_us: int) -> int:
@@ -81,11 +83,14 @@ def modified_at(found: os.stat_result) -> datetime:
 
 def modified_at_us(since_us: int) -> datetime:
     """Return the time of this number of microseconds since 1970."""
+    # File systems with 64-bit times store years beyond 9999, and anyone may set them: one such file
+    # must not end a listing.
     return _EPOCH + timedelta(microseconds=min(since_us, LAST_US))
 
 
 def time_us(found: os.stat_result) -> int:
     """Return when the file was written, in microseconds since 1970; never less than 0."""
+    # Before 1970 is possible as well, in files that were unpacked.
     return max(0, found.st_mtime_ns // 1000)
 
 
@@ -102,6 +107,8 @@ def next_time_us(written: os.stat_result, later_than: int = 0) -> int:
     """
     stamp_us = time_us(written)
     now_us = time.time_ns() // 1000
+    # A stamp lags by up to a tick, and the reading of our clock comes a moment later: within two
+    # ticks the clocks agree.
     if not stamp_us <= now_us <= stamp_us + 2 * _TICK_US:
         now_us = stamp_us + _TICK_US + any_below(_TICK_US)
     return max(_times.next_us(written.st_dev, now_us), later_than + 1)

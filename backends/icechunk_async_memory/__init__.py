@@ -61,11 +61,14 @@ class _Space:
     """The objects of one name. ``lock`` is held over no ``await``."""
 
     objects: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
+    # Blocking calls come from any thread, and a check and its write are two steps.
     lock: threading.RLock = field(default_factory=threading.RLock)
+    # One counter for all keys: an object that is deleted and written again gets a new version.
     versions: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 _spaces: Final[dict[str, _Space]] = {}
+# Threads open storages as well: two of them must not make two spaces for a name.
 _spaces_lock: Final = threading.Lock()
 
 
@@ -144,6 +147,7 @@ class MemoryStorage:
         """Delete objects; a missing one counts as deleted."""
         checked = [check_key(key) for key in keys]
         with self._open() as objects:
+            # All keys were checked first, so that a bad one deletes nothing.
             for key in checked:
                 objects.pop(key, None)
         return []
@@ -157,6 +161,7 @@ class MemoryStorage:
     ) -> AsyncIterator[ListEntry]:
         """List the objects present when the listing starts."""
         with self._open() as objects:
+            # A copy of what is there: writers may change the dictionary between two entries.
             # Comparing str compares code points, which is the order of their UTF-8 bytes.
             found = [
                 ObjectInfo(key, len(objects[key].data), objects[key].last_modified)
@@ -183,6 +188,7 @@ class MemoryStorage:
         check_key(key)
         with self._open() as objects:
             stored = _find(objects, key)
+        # Outside of the lock: what is stored never changes, it is only replaced.
         start, stop = slice_range(byte_range, len(stored.data))
         data = stored.data[start:stop]
         return Retrieved(data, stored.version, len(stored.data), stored.last_modified)
