@@ -94,7 +94,7 @@ def from_us(microseconds: int) -> datetime:
     """Return an aware UTC time for microseconds since the epoch; the last one if beyond."""
     try:
         return EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
+    except OverflowError:  # times come from files, and a hostile one may say anything
         return datetime.max.replace(tzinfo=UTC)
 
 

@@ -164,6 +164,8 @@ if not TYPE_CHECKING:
 def _declared(cls: type, *, kw_only: bool) -> dict[str, _Declared]:
     """Return the fields of a class and its bases; defaults are left on the class."""
     found: dict[str, _Declared] = {}
+    # From the one above `object` down: fields keep their first place, and a nearer class gives the
+    # default.
     for base in cls.__mro__[-2:0:-1]:
         if _OURS in base.__dict__:
             found |= base.__dict__[_OURS]
@@ -221,6 +223,8 @@ def _with_slots(cls: type, content: dict[str, Any], names: Iterable[str]) -> typ
         raise TypeError(f"{cls.__qualname__} has __slots__ already.")
     taken = set(chain.from_iterable(_slots_of(base) for base in cls.__mro__[1:-1]))
     content["__slots__"] = tuple(name for name in names if name not in taken)
+    # Defaults stay in the declared fields: a class variable of the name would be in the way of the
+    # slot.
     for name in (*names, "__dict__", "__weakref__"):
         content.pop(name, None)
     content["__qualname__"] = cls.__qualname__

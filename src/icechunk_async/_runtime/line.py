@@ -120,6 +120,8 @@ class Place:
         Cancellation: no effect; the place is left with the block.
         """
         while not self.has_turn:
+            # Remembered before the wait: only a first that is the same afterwards and gave no sign
+            # meanwhile is taken out. A line that moved has another first.
             first, signs = self._line.head()
             await asyncio.wait([self._called], timeout=patience())
             if first is not None and (first, signs) == self._line.head():

@@ -83,6 +83,9 @@ def listed(
         start_after: what is not greater is left out, groups included.
         delimiter: with ``"/"``, keys with a further ``/`` after the prefix are grouped.
     """
+    # Keys of a group follow each other, so that comparing with the last name leaves each group
+    # once. With the prefix ``a/`` the keys ``a/b/c`` and ``a/b/d`` are cut behind the next slash:
+    # ``a/b/``.
     last = start_after
     for found in objects:
         cut = found.key.find("/", len(prefix)) + 1 if delimiter else 0
@@ -206,6 +209,7 @@ class ThreadedStorage:
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write one whole object."""
         check_key(key)
+        # Here, so that functions of backends need not refuse what they do not promise.
         self._check_promised("writable", f"write {key!r}")
         if isinstance(if_version, Absent):
             self._check_promised("conditional_create", f"create {key!r}")
@@ -234,10 +238,14 @@ class ThreadedStorage:
             for entry in listed(page, prefix, start_after, delimiter):
                 self._check_open()
                 yield entry
+            # The last key, not the last entry: it is greater than a group that the page ended in,
+            # whose other keys are then left out. Not less than before, as functions may yield what
+            # was not wanted.
             start_after = max(start_after or "", page[-1].key)
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy an object, through this process."""
+        # Before the source is read, which may be long.
         check_key(target)
         found = await self.get(source)
         check_expected(source, if_version, found.version)

@@ -49,6 +49,7 @@ class PlacedRange(ByteRange):
     into: memoryview = field(kw_only=True, repr=False)
     """Writable bytes, as many as the range has."""
 
+    # Requests that are joined are found by equality: where the bytes go must make no difference.
     def __eq__(self, other: object) -> bool:
         """Compare what is asked for."""
         if not isinstance(other, ByteRange):
@@ -154,8 +155,7 @@ class ObjectStates:
 class FolderListing(Protocol):
     """An optional operation: listing the names of one folder without the state of each object.
 
-    An addition to `Storage`, whose listings tell the size and the
-    time of every object.
+    An addition to `Storage`, whose listings tell the size and the time of every object.
     """
 
     async def list_names(self, folder: str) -> list[str]:

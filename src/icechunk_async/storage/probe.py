@@ -131,6 +131,7 @@ class Trial:
         """Remove everything; return the keys that could not be removed."""
         if not self._written:
             return ()
+        # First: a write that lands after its deletion would stay for ever.
         late = await self._writes.settle(_SETTLE_SECONDS)
         try:
             failures = await self.storage.delete(self.written)
@@ -295,6 +296,7 @@ def _winner(key: str, told: list[str]) -> int:
             f"{len(winners)} of {_WRITERS} writers that expected the same state were told that "
             "they landed: the look and the write are not one step"
         )
+    # A lost reply is no evidence: the finding is UNKNOWN, not BROKEN.
     if not winners and "unknown" in told:
         raise OutcomeUnknownError(f"no writer of {key!r} was told that it landed", key=key)
     if not winners:
@@ -681,6 +683,7 @@ async def _clean_after(error: BaseException, trial: Trial) -> None:
 
 
 async def _remove(trial: Trial) -> tuple[str, ...]:
+    # Also while the caller is cancelled, but not for ever: a store that hangs must not hold it.
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLEANUP_SECONDS):
         return await trial.clean()
     return trial.written

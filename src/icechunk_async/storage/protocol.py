@@ -112,6 +112,8 @@ def slice_range(request: RangeRequest, size_bytes: int) -> tuple[int, int]:
         case None:
             return 0, size_bytes
         case ByteRange(start, stop):
+            # Clamped at both ends, and never before its start: of 10 bytes ``[12, 20)`` is empty,
+            # at 10.
             start = min(start, size_bytes)
             return start, size_bytes if stop is None else max(start, min(stop, size_bytes))
         case SuffixRange(length):
@@ -177,6 +179,7 @@ class Capabilities:
     """A conditional update that races a deletion does not bring the object back."""
     shared: bool = True
     """Other processes that open the same description see the same objects."""
+    # Not compared: a handle that is opened again has the same promises, however they were found.
     verified: bool = field(default=False, compare=False)
     """The backend has verified these promises, by construction or by a trial when it was opened. If
     not, creating a repository starts with a trial of them."""
@@ -373,6 +376,8 @@ def check_key(key: str) -> str:
     Raises:
         InvalidObjectKeyError: it says which rule is broken.
     """
+    # The length is asked last, since it needs the key in UTF-8. Lone surrogates have no such form,
+    # and no service takes them.
     segments = key.split("/")
     if not all(segments) or "." in segments or ".." in segments:
         problem = "a segment is empty, '.' or '..'"

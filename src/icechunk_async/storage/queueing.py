@@ -30,6 +30,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, origin, start, length, process."""
 _TIME_BITS: Final = 44
 """Microseconds of half a year. When they begin anew, somebody may be let in before others."""
+# Together with the bits of the time these are 62: positions of locks are signed 64-bit numbers.
 _LINE_BITS: Final = 18
 _MOST_AHEAD: Final = 64
 
@@ -50,12 +51,15 @@ class WriterQueue:
 
     def take(self, line: str) -> Number | None:
         """Return a number; None where writers cannot queue."""
+        # The layout of the structure above is that of 64-bit systems.
         if sys.platform != "linux" or struct.calcsize("P") != 8:
             return None
         fd = self._open_folder()
         if fd is None:
             return None
         first = (zlib.crc32(line.encode()) & ((1 << _LINE_BITS) - 1)) << _TIME_BITS
+        # The same for all processes of the machine, and set by nobody. Two writers of one
+        # microsecond share a byte, and neither waits for the other: the conditional write decides.
         since_us = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
         position = first + since_us % (1 << _TIME_BITS)
         try:
@@ -73,6 +77,8 @@ class WriterQueue:
     def without_overlooked(self, held: list[int], first: int, stop: int) -> list[int]:
         """Return positions that are waited for, in order, of all that are held in a range."""
         with self._lock:
+            # Positions of this line that nobody holds are forgotten, or the set would grow for
+            # ever.
             self._overlooked = {
                 it for it in self._overlooked if it in held or not first <= it < stop
             }
@@ -106,6 +112,8 @@ class Number:
 
     def ahead(self) -> list[int]:
         """Return the positions of those who came earlier, in order. Two system calls for each."""
+        # The kernel tells one lock of a range, any of them, so what is left and right of it is
+        # asked for as well.
         held: list[int] = []
         ranges = [(self._first, self._position)]
         while ranges:
@@ -139,6 +147,8 @@ class Number:
         if self._fd is None or start >= stop or sys.platform != "linux":
             return None
         reply = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _packed(fcntl.F_WRLCK, start, stop))
+        # A lock that excludes all others is asked for, so any shared one is reported. Those of this
+        # descriptor are not: a writer never waits for itself.
         kind, _, found, _, _ = _FLOCK.unpack(reply)
         return None if kind == fcntl.F_UNLCK else found
 

@@ -42,7 +42,9 @@ async def follow(url: str) -> tuple[str, dict[str, object]]:
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
         for _ in range(_MOST_HOPS):
             try:
+                # Followed by hand: aiohttp knows no ``s3://``.
                 async with session.get(here, allow_redirects=False) as reply:
+                    # Only the head is read; the body may have any length.
                     status, target = reply.status, reply.headers.get("Location")
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise _lost(url, f"{here!r} does not respond ({error})") from error
@@ -68,6 +70,8 @@ def read_location(target: str) -> tuple[str, dict[str, object]] | None:
         case "http" | "https":
             return None
         case "s3" | "tigris" | "r2":
+            # Without credentials, and for reading: a web server must not choose where the caller's
+            # keys are sent. It may name a region and an endpoint, and nothing else.
             options: dict[str, Any] = {**_S3[parts.scheme], "anonymous": True, "read_only": True}
             options |= {name: query[name] for name in ("region", "endpoint_url") if name in query}
             if parts.scheme == "r2" and "account_id" in query:

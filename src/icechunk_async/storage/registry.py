@@ -158,6 +158,7 @@ async def open_storage(
     backend = _loaded.get(scheme)
     if backend is None:  # looking for entry points and importing reads many files
         backend = await asyncio.to_thread(_load, scheme, url)
+        # Of two tasks that load it at the same time both get the same callable.
         _loaded[scheme] = backend
     parameters = _parameters.get(backend)
     if parameters is None:  # finding them takes longer than all that follows
@@ -197,6 +198,8 @@ def _points(name: str) -> Iterator[EntryPoint]:
 
 def _find(scheme: str, url: str) -> EntryPoint:
     family, plus, _ = scheme.partition("+")
+    # A backend of the very scheme goes before one of its family: ``obstore+s3`` before
+    # ``obstore+``.
     for name in (scheme, f"{family}+") if plus else (scheme,):
         for point in _points(name):
             return point

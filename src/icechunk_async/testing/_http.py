@@ -89,6 +89,7 @@ async def read_request_head(reader: asyncio.StreamReader) -> Message | None:
 
 async def read_request(reader: asyncio.StreamReader, head: Message) -> Message:
     """Read the body of a request, and return the whole request."""
+    # A request without either has no body; a response without either ends with its connection.
     if head.header("transfer-encoding") is None and head.header("content-length") is None:
         return _whole(head, b"", ends=_closes(head))
     return _whole(head, await _read_body(reader, head), ends=_closes(head))
@@ -140,6 +141,7 @@ def _headers(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 async def _read_body(reader: asyncio.StreamReader, head: Message) -> bytes:
     encoding, length = head.header("transfer-encoding"), head.header("content-length")
     if encoding is not None:
+        # Both headers at once is how requests are smuggled past proxies.
         if encoding.lower() != "chunked" or length is not None:
             raise FramingError(f"transfer encoding {encoding!r} with content length {length!r}")
         return await _read_chunks(reader)
@@ -152,6 +154,7 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     parts: list[bytes] = []
     while True:
         line = await reader.readuntil(b"\r\n")
+        # Kept as it came, sizes and all: signatures of chunks stay valid.
         parts.append(line)
         digits = line[:-2].partition(b";")[0].strip()
         if not re.fullmatch(rb"[0-9A-Fa-f]+", digits):

@@ -58,6 +58,8 @@ class FaultyStorage(WrappedStorage):
         self._rates = rates
         self._random = random.Random(seed)  # noqa: S311 -- faults, not secrets
         self._affects = affects
+        # With their conditions: a late write is refused if the object has changed by then, as a
+        # service would.
         self._late: list[tuple[str, bytes, Expected]] = []
 
     def _happens(self, rate: float) -> bool:

@@ -81,12 +81,14 @@ def find_anomalies(
     """
     mine = {attempt.name: attempt for attempt in attempts if attempt.branch == branch}
     found = Counter(name for name in newest_first if name in mine)
+    # By place from the oldest on: a later commit has the greater one.
     places = {name: place for place, name in enumerate(reversed(newest_first))}
     anomalies = [f"{name} is there {times} times" for name, times in found.items() if times > 1]
     for name, attempt in mine.items():
         is_lost = name not in found and name not in dropped
         if attempt.outcome is Outcome.ACKNOWLEDGED and is_lost:
             anomalies.append(f"{name} was acknowledged and is lost")
+        # A commit of unknown outcome may be there or not, but once.
         if attempt.outcome is Outcome.REFUSED and name in found:
             anomalies.append(f"{name} was refused and is there")
     landed = [attempt for attempt in mine.values() if attempt.name in found]
@@ -95,6 +97,9 @@ def find_anomalies(
             f"{later.name} began after {earlier.name} was acknowledged, and lies below it"
             for later in landed
             if earlier.outcome is Outcome.ACKNOWLEDGED
+            # Commits that overlap may lie in any order; only one that began after the other was
+            # acknowledged must be above it. Each pair is looked at: histories have hundreds of
+            # commits.
             and later.began > earlier.ended
             and places[later.name] < places[earlier.name]
         ]

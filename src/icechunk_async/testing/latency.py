@@ -19,8 +19,8 @@ __all__ = ["LatencyStorage"]
 class LatencyStorage(WrappedStorage):
     """Delays each request by a fixed time, or by a random time in a range.
 
-    On a `VirtualTimeLoop` with ``seconds=1`` the
-    time that an operation takes is the number of requests that had to follow one another.
+    On a `VirtualTimeLoop` with ``seconds=1`` the time that an operation takes is the number of
+    requests that had to follow one another.
     """
 
     def __init__(

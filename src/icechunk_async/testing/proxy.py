@@ -178,6 +178,7 @@ class FaultProxy:
                 await asyncio.sleep(seconds)
             case _:
                 pass
+        # From here on the server has carried the request out; faults above came before that.
         response = await self._ask(server, request, writer)
         if response is None:
             return False

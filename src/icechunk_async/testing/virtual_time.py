@@ -24,8 +24,10 @@ class _JumpingSelector(selectors.SelectSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        # Without a timer it really waits: something else has to wake the loop.
         ready = super().select(0 if timeout is not None else None)
         if not ready and timeout:
+            # Only if nothing is ready: time stands still while there is something to do.
             self.now += timeout
         return ready
 

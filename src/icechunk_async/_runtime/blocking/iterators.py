@@ -29,6 +29,7 @@ def _shortened[T](pages: Iterator[T]) -> Iterator[T]:
 
 
 _LARGEST_BATCH: Final = 256
+# Of large items fewer wait in memory: together they have at most this number of parts.
 _LARGEST_PARTS: Final = 100_000
 
 
@@ -70,6 +71,7 @@ class AsyncCloseableIterator[T]:
         return self
 
     def __next__(self) -> T:
+        # Outside of the block below, which takes longer than an item: most items are here already.
         try:
             return self._ready.popleft()
         except IndexError:
@@ -122,6 +124,8 @@ class AsyncCloseableIterator[T]:
             self._ended = True
             if not self._ready:
                 raise
+            # Items that came before it were loaded, and a `for` loop sees them before the error, as
+            # it would if each were fetched alone.
             self._failure = error
         self._batch = min(2 * self._batch, self._largest_batch)
 

@@ -174,6 +174,7 @@ def iterated(native: Any, convert: Any = None, *, parts: Any = 1, ahead: bool = 
         items = twin(self, *args, **kwargs)
         return items.begun() if ahead else items
 
+    # ``AsyncIterator[str]`` becomes ``str``; annotations are text.
     item = _named(convert) or native.__annotations__["return"].partition("[")[2][:-1]
     _returning(method, f"Iterator[{item}]")
     return method, _returning(_twin(twin), f"AsyncCloseableIterator[{item}]")
@@ -224,6 +225,7 @@ def blocking[**P, T](
     The twin of a class or static method is wrapped again: `classmethod(blocking(open_async))`.
     Where ``known`` returns a result, from memory, that is returned on the caller's thread.
     """
+    # A class or static method holds the function that was decorated.
     declared: Any = getattr(twin, "__func__", twin)
     work: Callable[P, Coroutine[Any, Any, T]] = declared.__wrapped__
 

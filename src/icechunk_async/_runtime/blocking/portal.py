@@ -83,6 +83,8 @@ async def bounded[T](work: Coroutine[Any, Any, T]) -> T:
     if remaining <= 0:
         work.close()  # else Python warns that it was never awaited
         raise TimeoutError("The deadline had passed before the call began; nothing was done.")
+    # Of asyncio, since it says whether it was this one that expired; a timeout of the work is the
+    # work's error.
     scope = asyncio.timeout(remaining)
     try:
         async with scope:

@@ -58,6 +58,7 @@ def _is_whole(error: BaseException) -> bool:
     """Return whether nothing is left out of what is shown of an error."""
     if not isinstance(error, IcechunkError) or os.environ.get(_VARIABLE):
         return True
+    # The first class that the library's own module defines: errors of the facade derive from those.
     classes = type(error).__mro__
     engines = next(it for it in classes if it.__module__ == IcechunkError.__module__)
     return engines is StorageError or any(it.__name__ == "InternalError" for it in classes)
@@ -82,6 +83,7 @@ class Shortened:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # Dropped, since an error holds frames, and with them whatever those refer to.
         handled, self._handled = self._handled, None
         if error is None or _is_whole(error):
             return
@@ -141,6 +143,8 @@ def shown_cause(error: BaseException, reason: BaseException) -> BaseException | 
     """
     if _is_whole(error):
         return reason
+    # The latest error with a frame of the caller is the one of the caller's function, such as a
+    # hook.
     for link in _chain(reason):
         kept = _callers(link.__traceback__)
         if kept is not None:
@@ -156,6 +160,7 @@ def shown_cause(error: BaseException, reason: BaseException) -> BaseException | 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Return an error and those that led to it, as Python shows them, the last one first."""
+    # Code of others may have made a circle of causes.
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -166,6 +171,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _words(error: BaseException) -> str:
     """Return the text of an error; of one of the operating system, what the system said."""
+    # Without the number and the path, which our sentence says in another form.
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
@@ -178,6 +184,7 @@ def _callers(traceback: TracebackType | None) -> TracebackType | None:
             kept.append(traceback)
         traceback = traceback.tb_next
     found: TracebackType | None = None
+    # Made anew from the end: the frames that are left out may be in a traceback that others hold.
     for it in reversed(kept):
         found = TracebackType(found, it.tb_frame, it.tb_lasti, it.tb_lineno)
     return found

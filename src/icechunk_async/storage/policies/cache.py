@@ -142,6 +142,7 @@ class MemoryTier:
             self._entries[key, part] = retrieved
             self._parts.setdefault(key, set()).add(part)
             self.held_bytes += cost
+            # The new entry is the last and fits alone, so it stays.
             while self.held_bytes > self._capacity:
                 self._remove(*next(iter(self._entries)))
 
@@ -171,9 +172,9 @@ class MemoryTier:
 class Cached:
     """A storage that caches reads of immutable objects.
 
-    Contracts are those of `Storage`, with one exception: an
-    immutable object that another handle deleted may still be read here. Objects of other keys,
-    and all operations but reading, are passed on.
+    Contracts are those of `Storage`, with one exception: an immutable object that another handle
+    deleted may still be read here. Objects of other keys, and all operations but reading, are
+    passed on.
 
     Entries are whole objects and single ranges of packed ones, as requested. A whole object also
     serves its ranges. Writes are not cached, because writers seldom read what they wrote. A storage
@@ -263,6 +264,7 @@ class Cached:
     ) -> None:
         if len(found.data) == found.size_bytes:
             request = None  # the range covers the whole object
+        # A backend that returns too few bytes must not do so for ever.
         if not fits(request, found):
             return
         if not isinstance(found.data, bytes):  # it may be a small part of a large buffer
@@ -400,6 +402,7 @@ def _place(description: StorageDescription) -> str:
 
     Other options are left out, since some are secrets and some change (tokens).
     """
+    # Two servers may have buckets of one name: entries of one must not serve the other.
     named = (description.options.get(name) for name in ("endpoint_url", "endpoint"))
     servers = [urlsplit(it).netloc.rpartition("@")[2] for it in named if isinstance(it, str)]
     return "\0".join([description.url, *servers])

@@ -60,10 +60,10 @@ class _Turn:
 class Coalescing(PassingStorage):
     """A storage whose reads of one object are joined and split.
 
-    Contracts are those of `Storage`. All bytes of an answer are
-    from one version: joined reads are cut from one answer, and the parts of a split one are read
-    again as a whole where the object was replaced between them. One reader's cancellation does not
-    disturb the others. Each event loop is served by itself.
+    Contracts are those of `Storage`. All bytes of an answer are from one version: joined reads are
+    cut from one answer, and the parts of a split one are read again as a whole where the object was
+    replaced between them. One reader's cancellation does not disturb the others. Each event loop is
+    served by itself.
 
     Joined: ranges with a known end, by `CoalescePolicy`; other reads only with their like.
     Split: ranges longer than ``part_bytes``. A read of a whole object is not split, since nobody
@@ -71,9 +71,7 @@ class Coalescing(PassingStorage):
 
     Cost: a turn of the loop per read. Memory: a joined reply, at most ``part_bytes``, until its
         reads are served; each read gets a copy of its bytes. The parts of a split read are put in
-        place
-    as they come, by storages that know `PlacedRange` without
-    another copy.
+        place as they come, by storages that know `PlacedRange` without another copy.
     """
 
     def __init__(self, storage: Storage, policy: CoalescePolicy | None = None) -> None:
@@ -91,6 +89,8 @@ class Coalescing(PassingStorage):
             turn = self._turns[place] = _Turn()
         turn.asked.append(byte_range)
         try:
+            # All reads of this turn are asked for when the loop comes back. Nothing of another loop
+            # can be among them: turns are kept by loop.
             await asyncio.sleep(0)
         except BaseException:
             turn.asked.remove(byte_range)
@@ -117,6 +117,8 @@ class Coalescing(PassingStorage):
         joined = join_ranges(ranges, gap_bytes=policy.gap_bytes, max_bytes=policy.part_bytes)
         for one, whole in joined.items():
             turn.sent[one] = whole
+        # Requests that serve one read are sent by it; only those that serve several need a task
+        # that outlives each of them.
         seen: set[RangeRequest] = set()
         shared: set[RangeRequest] = set()
         for asked in turn.asked:
@@ -137,6 +139,8 @@ class Coalescing(PassingStorage):
         policy = self._policy
         parts = split_range(whole, part_bytes=policy.part_bytes, max_parts=policy.max_parts)
         assert whole.stop is not None
+        # The length comes from an untrusted file: for a very long one bytes are joined as they
+        # come.
         memory = room(whole.stop - whole.start)
 
         async def read(part: ByteRange) -> Retrieved:
@@ -194,6 +198,8 @@ def join_ranges(
         if end - it.start > max_bytes or end == it.start:
             joined[it] = it
             continue
+        # In order of their starts, so that only the last group can take one more. ``[0, 10)``,
+        # ``[20, 30)`` and ``[90, 95)`` with gaps of 16 become ``[0, 30)`` and ``[90, 95)``.
         if group and it.start - stop <= gap_bytes and max(stop, end) - start <= max_bytes:
             stop = max(stop, end)
         else:

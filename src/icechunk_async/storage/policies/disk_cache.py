@@ -103,6 +103,7 @@ def load(
         *place, token, size, modified = json.loads(about)
     except RecursionError as error:
         raise ValueError("the description is damaged") from error
+    # Names are hashes that are cut, and files may be moved: the content says what it is of.
     if place != [namespace, key, part_name(request)]:
         raise ValueError("the file holds the reply to another request")
     if (
@@ -361,6 +362,8 @@ class Space:
                 exact_at = clock.now_us()
                 if held > most:  # others are writing the remaining files
                     return None
+            # Before the file is made: a process that dies in between leaves a number that is too
+            # large, and the next scan corrects it.
             _write_ledger(ledger, held + cost, exact_at)
             self._unfinished.mkdir(mode=0o700, exist_ok=True)
             path = self._unfinished / secrets.token_hex(16)
@@ -424,6 +427,7 @@ class Space:
                 emptied.append(namespace.path)
         held += sum(cost for _, cost, _ in found)
         if held > most:
+            # Oldest first, by the time of the last use.
             for _, cost, path in sorted(found):
                 if held <= target:
                     break

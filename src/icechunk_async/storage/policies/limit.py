@@ -280,9 +280,9 @@ class Limited(PassingStorage):
     Requests that wait are fair to each other by kind: reading or writing, the first segment of
     the key, and whether the request is small or large.
 
-    Contracts are those of `Storage`. A call that waits for its
-    place and is cancelled has no effect. A request counts as a sign of overload where the store
-    was unavailable or did not answer, but not where its name could not be resolved.
+    Contracts are those of `Storage`. A call that waits for its place and is cancelled has no
+    effect. A request counts as a sign of overload where the store was unavailable or did not
+    answer, but not where its name could not be resolved.
     """
 
     def __init__(self, storage: Storage, budget: Budget) -> None:

@@ -161,6 +161,8 @@ class Observations:
 
     def end(self, started: list[tuple[RequestHook, object]], end: RequestEnd) -> None:
         """Count a request, and call the hooks that saw its start."""
+        # 5 microseconds have three bits and go to bucket 3: less than ``2 ** 3``, and not less than
+        # half of it.
         bucket = min(int(end.seconds * 1e6).bit_length(), _BUCKETS - 1)
         with self._lock:
             tally = self._tallies.get(end.operation)
@@ -174,6 +176,7 @@ class Observations:
             tally.histogram[bucket] += 1
             if end.error is not None:
                 tally.errors[_kind(end.error)] += 1
+        # Only those whose start succeeded: the others have nothing to end.
         for hook, token in started:
             try:
                 hook.on_end(token, end)
@@ -215,6 +218,7 @@ class _Request:
 
     def __enter__(self) -> Self:
         observations = self._observations
+        # Hooks first, so that their time is not counted as the request's.
         self._started = observations.start(self._operation, self._key) if observations.hooks else []
         self._began = perf_counter()
         return self
@@ -288,6 +292,7 @@ class Observed(PassingStorage):
                     except StopAsyncIteration:
                         return
                     finally:
+                        # Time of the caller between two entries is not the storage's.
                         request.waited += perf_counter() - began
                     yield entry
 

@@ -84,10 +84,14 @@ class _Tries:
         tries = policy.max_tries
         if isinstance(error, NameResolutionError):
             tries = min(tries, _NAME_RESOLUTION_TRIES)
+        # The power is bounded, or very many tries would overflow a float.
         limit = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(self._failures - 1, 60))
         asked = _retry_after(error)
+        # Later than the store asked, at random: it told all clients the same.
         pause = asked + clock.uniform() * limit
         late = _now() - self._began + pause
+        # A store that asks for hours is not waited for, nor asked again too early: the caller is
+        # told.
         if self._failures >= tries or asked > policy.max_seconds:
             return False
         if policy.total_seconds is not None and late > policy.total_seconds:
@@ -189,6 +193,7 @@ class Retrying(PassingStorage):
                 failures = await self.wrapped.delete(left)
             except StorageUnavailableError as error:
                 failures = [DeleteFailure(key, error) for key in left]
+            # Other failures are final; they are returned with those that run out of tries.
             settled += [failure for failure in failures if not self._passes(failure)]
             passing = [failure for failure in failures if self._passes(failure)]
             if not passing:
@@ -223,6 +228,7 @@ class Retrying(PassingStorage):
                     except StorageUnavailableError as error:
                         failure = error
                         break
+                    # A listing starts anew behind this entry, without what the caller has already.
                     start_after = entry.prefix if isinstance(entry, CommonPrefix) else entry.key
                     tries.succeed()
                     yield entry

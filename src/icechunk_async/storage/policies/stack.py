@@ -57,6 +57,7 @@ def with_policies(
         immutable: returns whether the object of a key is only ever written with the same bytes.
     """
     limited = Limited(traced(storage), budget)
+    # Each further wrapper would take away that it answers without a loop, see `PassingStorage`.
     if isinstance(storage, BlockingStorage):
         return limited
     reads: Storage = Retrying(limited, policies.retry, immutable=immutable)

@@ -80,6 +80,7 @@ async def fill(storage: Storage, keys: Iterable[str], data: bytes = b"x") -> Non
     async def put(key: str) -> None:
         await storage.put(key, data)
 
+    # Ten thousand objects one after another would take minutes at a service.
     await bounded_map(put, keys, limit=64)
 
 

@@ -185,6 +185,7 @@ class ConditionalPromises(Promises):
                 with suppress(PreconditionFailedError):
                     await storage.put("key", b"updated", if_version=version)
 
+            # An update on either side: which of them comes late depends on the store.
             await gather(update(), storage.put("key", b"put"), update())
             assert await read(storage, "key") == b"put"
 
@@ -207,6 +208,7 @@ class ConditionalPromises(Promises):
         """The check and the creation are one step for every process that uses the storage."""
         skip_unless_promised(storage, "shared")
         skip_unless_promised(storage, "conditional_create")
+        # Fifty races for one start of the processes, which takes much longer than they do.
         keys = [f"key-{n}" for n in range(50)]
         won = await asyncio.to_thread(create_in_processes, self.reopen, storage.description, keys)
         assert sorted(key for winner in won for key in winner) == sorted(keys)

@@ -89,6 +89,7 @@ class LifetimePromises(Promises):
         version = await storage.put("key", b"body")
         async with AsyncExitStack() as stack:
             other = await stack.enter_async_context(self.reopen(storage.description))
+            # Made while it was open, and not started: its first page is asked for after the block.
             entries = other.list_prefix()
         operations: dict[str, Callable[[], Awaitable[object]]] = {
             "get": lambda: other.get("key"),
@@ -103,6 +104,7 @@ class LifetimePromises(Promises):
         for operation in operations.values():
             with pytest.raises(StorageClosedError):
                 await operation()
+        # Neither the late write nor the late copy landed.
         assert names(await listed(storage)) == ["key"]
         assert await read(storage, "key") == b"body"
 
@@ -199,6 +201,7 @@ class LifetimePromises(Promises):
         assert len(await listed(storage)) == 150
 
 
+# Longer than what is sent or written in one step, so that there are waits to cancel within.
 _OLD = b"old" * 100_000
 _NEW = b"new" * 100_000
 
@@ -224,6 +227,7 @@ class CancellationPromises(Promises):
             await storage.put(f"key-{n}", buffers[n])
 
         async for n in at_every_wait(put):
+            # Also resized: a view that the storage kept would make this fail.
             buffers[n][:] = b"something else"
             assert await read(storage, f"key-{n}") in (_OLD, _NEW)
             await storage.put("after", b"works")

@@ -59,6 +59,8 @@ class StorageConformance(
         """
         super().__init_subclass__(**arguments)
         for name, test in _TESTS.items():
+            # By the function, not by the name of the class: a mixin that comes first could replace
+            # it as well.
             if _without_mark(getattr(cls, name)) is not test:
                 raise TypeError(
                     f"{cls.__qualname__} replaces {name}, a test of the conformance suite. Give "
@@ -89,6 +91,7 @@ _ORIGINAL: Final = "__icechunk_original__"
 
 def _expected_to_fail(test: FunctionType, reason: str) -> Any:
     """Return a copy of a test that must fail: marks belong to the function, not to the class."""
+    # Other backends share the function, and a mark on it would be a mark on theirs.
     copy = FunctionType(
         test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CopyPromises", "DeletePromises", "WritePromises"]
 
+# Above the buffers of sockets and files: a store that does not write whole objects shows a part.
 _BODY_BYTES: Final = 512 * 1024
 
 
@@ -47,6 +48,7 @@ class WritePromises(Promises):
 
     async def test_a_large_object_comes_back_whole(self, storage: Storage) -> None:
         """An object that services and systems take in parts is still one object."""
+        # Without a pattern: parts that are swapped, or repeated, come back as other bytes.
         body = hashlib.shake_128(b"body").digest(self.large_bytes)
         await storage.put("large", body)
         found = await storage.get("large")
@@ -99,6 +101,7 @@ class WritePromises(Promises):
         versions: list[Version] = []
         for number in range(100):
             versions.append(await storage.put("key", b"%03d" % number))
+            # A version that counts the writes of an object would begin anew.
             if number % 10 == 9:
                 await storage.delete(["key"])
         assert len(set(versions)) == 100
@@ -302,6 +305,7 @@ class DeletePromises(Promises):
     async def test_deleting_nothing_is_no_failure(self, storage: Storage) -> None:
         """No keys mean no objects, not all of them."""
         await fill(storage, ["a"])
+        # Some services take an empty list of keys for a malformed request.
         assert await storage.delete([]) == []
         assert await exists(storage, "a")
 
