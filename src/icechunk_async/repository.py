@@ -1936,7 +1936,11 @@ class Repository:
         # A snapshot that no branch holds, and then one conditional move: nobody sees the branch
         # without either, and a failure between the two leaves garbage only. The move checks the
         # protection again, in its own atomic step.
-        made = await session.flush(message or plan.message, properties)
+        try:
+            made = await session.flush(message or plan.message, properties)
+        except BaseException:
+            session.abandon()  # its changes are the commits of the branch, which are there
+            raise
         await self._engine.history.reset_branch(branch, made, expected=plan.tip)
         await self._tell(branch, made, plan.tip, "commit")
         return made

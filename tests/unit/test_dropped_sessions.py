@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from icechunk_async.errors import StorageUnavailableError
+from icechunk_async.session import Session
 from tests.helpers import make_array, write
 
 if TYPE_CHECKING:
@@ -82,3 +85,26 @@ async def _roll_back(repository: Repository) -> None:
     async with repository.transaction("main", message="never") as store:
         await write(store.session, "a/c/2", b"x")
         raise ValueError("no")
+
+
+async def test_a_squash_that_fails_warns_of_no_changes(
+    filled: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session is not the caller's, and its changes are commits of the branch."""
+    first = await filled.lookup_branch("main")
+    for number in range(2):
+        session = await filled.writable_session("main")
+        await write(session, f"a/c/{number}", b"x")
+        await session.commit("one of two")
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise StorageUnavailableError("the storage is busy")
+
+    monkeypatch.setattr(Session, "flush", refuse)
+    _warnings_of_dropping()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        with suppress(StorageUnavailableError):
+            await filled.squash("main", since=first)
+        gc.collect()
+    assert [str(it.message) for it in caught] == []
