@@ -40,8 +40,7 @@ def version_line() -> str:
 
 def main() -> None:
     """Run the command with the arguments of this process."""
-    if sys.stdout is None:  # closed by whom started it, who wants the work and no output
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 -- to the end
+    _open_what_is_closed()
     if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
         sys.stdout.write(f"{version_line()}\n")
         return
@@ -69,6 +68,15 @@ def main() -> None:
     finally:
         # As the interpreter ends it would look for garbage among all that is there, several times.
         gc.freeze()
+
+
+def _open_what_is_closed() -> None:
+    """Give streams to a process that was started without them, who wants the work and no output."""
+    # Python sets them to None then. Without this, to ask whether somebody is at a terminal fails,
+    # and what is to be done is not.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 -- to the end
 
 
 def _check_installed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,16 @@ def test_work_without_a_standard_output_is_done(sample: Sample) -> None:
     for arguments in (["--version"], ["log", str(sample.path)]):
         finished = run("sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *arguments)
         assert (finished.returncode, finished.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- >&- 2>&-"])
+def test_work_without_standard_streams_is_done(sample: Sample, tmp_path: Path, closed: str) -> None:
+    """Also by a command that would ask, warn and show its progress on a terminal."""
+    path = shutil.copytree(sample.path, tmp_path / "copy")
+    arguments = ["gc", str(path), "--older-than", "0m"]
+    finished = run("sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr
 
 
 def test_output_to_a_pipe_has_whole_lines_and_no_colours(sample: Sample) -> None:
