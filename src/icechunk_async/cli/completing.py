@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import typer  # noqa: TC002 -- it evaluates annotations
@@ -28,6 +29,11 @@ _MOST_SNAPSHOTS: Final = 10_000
 """Snapshots of each branch that are looked at."""
 _MOST: Final = 100
 """Ids that are offered; more are narrowed down by another letter."""
+# Others chose the names and the messages, and shells take what is offered for more than text: bash
+# and fish put it into the line as it is, where $(...) runs once Enter is pressed; zsh evaluates
+# words and descriptions when Tab is (Typer 0.29 escapes a backquote, but no backslash before it).
+_WORD: Final = re.compile(r"[\w./@+,][\w./@+,:=%-]*")
+_NO_TEXT: Final = re.compile(r"[^\w ,./+-]+")
 
 
 def complete_branch(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -71,7 +77,7 @@ async def _ids(repository: Repository, start: str) -> Found:
                 break  # what comes before it was looked at with another branch
             seen.add(info.id)
             if str(info.id).startswith(start):
-                found[str(info.id)] = " ".join(info.message.split())[:60]
+                found[str(info.id)] = " ".join(_NO_TEXT.sub(" ", info.message).split())[:60]
     return list(found.items())
 
 
@@ -83,7 +89,9 @@ def _completed(ctx: typer.Context, find: Callable[[Repository], Awaitable[Found]
     # A warning would be printed into the line that is being typed.
     logging.disable()
     try:
-        return asyncio.run(asyncio.wait_for(_looked_up(url, dict(options or ()), find), _SECONDS))
+        found = asyncio.run(asyncio.wait_for(_looked_up(url, dict(options or ()), find), _SECONDS))
+        # Other names have to be typed, in quotes.
+        return [(word, meaning) for word, meaning in found if _WORD.fullmatch(word)]
     except Exception:  # noqa: BLE001 -- whatever it is, there is nothing to complete
         return []
     finally:
