@@ -41,6 +41,12 @@ class _Receiver(BaseHTTPRequestHandler):
         status = self.statuses.pop(0) if self.statuses else 204
         self.events.append((self.headers["Content-Type"], json.loads(body)))
         self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name
@@ -91,6 +97,20 @@ def test_events_are_sent_again_until_they_are_taken(
     assert refused.exit_code == 1
     assert "refuses the event" in " ".join(refused.stderr.split())
     assert run(*arguments[:-1], "ftp://x", "--count", "1").exit_code == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_a_redirect_is_no_receipt(
+    repository: Path, sample: Sample, receiver: tuple[str, type[_Receiver]], status: int
+) -> None:
+    """Followed by a GET without the event, a page that comes says nothing of it."""
+    pytest.importorskip("aiohttp", reason="--post needs the extra http")
+    url, server = receiver
+    server.statuses.append(status)
+    refused = run("watch", repository, "--since", "main~2", "--post", url, "--count", "1")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert f"status {status}" in " ".join(refused.stderr.split())
+    assert [event["id"] for _, event in server.events] == [sample.v1]
 
 
 def test_events_that_were_not_taken_come_after_a_restart(

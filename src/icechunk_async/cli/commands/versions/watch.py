@@ -175,8 +175,13 @@ class Webhook:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
                 try:
+                    # Redirects are not followed: aiohttp would send a GET without the event, as
+                    # HTTP has it for 301 and 302, and take the page that comes for a receipt.
                     async with session.post(
-                        self._url, data=body, headers={"Content-Type": _CONTENT_TYPE}
+                        self._url,
+                        data=body,
+                        headers={"Content-Type": _CONTENT_TYPE},
+                        allow_redirects=False,
                     ) as reply:
                         status = reply.status
                 except (aiohttp.ClientError, TimeoutError) as error:
@@ -185,8 +190,8 @@ class Webhook:
                     found = f"status {status}"
                 if 200 <= status < 300:
                     return
-                # The same event would be refused again, for ever.
-                if 400 <= status < 500 and status != _TOO_MANY_REQUESTS:
+                # The same event would be refused, or sent elsewhere, again and for ever.
+                if 300 <= status < 500 and status != _TOO_MANY_REQUESTS:
                     raise InvalidInputError(
                         f"The server at {self._url!r} refuses the event of snapshot {event_id} "
                         f"({found}). It was not sent again; use --since with the commit "
