@@ -72,8 +72,7 @@ def main() -> None:
 
 def _open_what_is_closed() -> None:
     """Give streams to a process that was started without them, who wants the work and no output."""
-    # Python sets them to None then. Without this, to ask whether somebody is at a terminal fails,
-    # and what is to be done is not.
+    # Python sets them to None then, and the work would end where it looks for a terminal.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 -- to the end

@@ -10,6 +10,7 @@ markup, and control characters are escaped.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from rich.console import Console
     from rich.progress import TaskID
@@ -55,11 +56,13 @@ __all__ = [
     "is_simple",
     "is_young",
     "joined",
+    "json_text",
     "make_console",
     "make_table",
     "moment",
     "one_line",
     "plain",
+    "print_json",
     "showing_progress",
     "styled",
     "text_of",
@@ -272,6 +275,24 @@ def escaped(text: str) -> str:
     return "\n".join(map(printable, text.splitlines()))
 
 
+def json_text(
+    value: object, *, indent: int | None = 2, default: Callable[[Any], object] | None = None
+) -> str:
+    """Return a value as JSON that a terminal shows literally; arguments as of `json.dumps`."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=default)
+    if text.replace("\n", "").isprintable():
+        return text
+    # Else DEL, control characters beyond ASCII and marks of direction would stay: JSON allows them.
+    return json.dumps(value, indent=indent, default=default)
+
+
+def print_json(value: object, console: Console) -> None:
+    """Print a value as JSON, with colours on a terminal."""
+    text = json_text(value)
+    # Rich reads the text and writes it anew: what is escaped in it must be escaped again.
+    console.print_json(text, ensure_ascii=text.isascii())
+
+
 def is_simple(text: str) -> bool:
     """Return whether each letter of a line is one column wide; it has no newline."""
     return text.isascii() and text.isprintable()
@@ -305,7 +326,8 @@ def make_table(*columns: str, header: bool = True) -> Table:
     for column in columns:
         # Parts of ids and times are useless, so only the long text at the end of a line folds.
         folds = column in {"MESSAGE", "REFS", ""}
-        table.add_column(column, no_wrap=not folds, overflow="fold")
+        # Of `sql`, columns are named by dimensions and attributes, which others named.
+        table.add_column(printable(column), no_wrap=not folds, overflow="fold")
     return table
 
 
@@ -347,7 +369,8 @@ class Listing:
             max(len(line) for lines in column for line in lines)
             for column in zip(*rows, strict=True)
         ]
-        if sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        # A table without a letter has columns of Rich's making.
+        if not any(widths) or sum(widths) + len(_GAP) * (len(widths) - 1) > width:
             return None
         return [
             _GAP.join(

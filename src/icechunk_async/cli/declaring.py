@@ -33,6 +33,7 @@ from icechunk_async.cli.console import (
     ask,
     assembled,
     is_answered,
+    json_text,
     make_console,
     one_line,
     warn,
@@ -543,7 +544,7 @@ def _drop_output() -> None:
 
 def _to_json(document: object, indent: int | None = 2) -> str:
     values: Any = asdict(document) if is_dataclass(document) else document  # type: ignore[arg-type]
-    return json.dumps(values, default=_encode, ensure_ascii=False, indent=indent)
+    return json_text(values, default=_encode, indent=indent)
 
 
 def _encode(value: object) -> object:

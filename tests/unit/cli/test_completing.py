@@ -25,7 +25,7 @@ main()
 
 
 def completed(shell: str, *words: object) -> str:
-    """Return what the command gives to a shell for the last of some words."""
+    """Return the lines that a shell gets for the last of some words."""
     line = " ".join(["icechunk-async", *map(str, words)])
     done = run_program(
         SCRIPT,

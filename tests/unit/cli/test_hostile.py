@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,3 +134,51 @@ def test_no_name_or_text_of_a_repository_steers_the_terminal(
     assert outcome.exit_code in ((0, 1) if command in COMMANDS else (0, 1, 2)), outcome.stderr
     text = outcome.stdout + outcome.stderr
     assert all(line.isprintable() for line in text.split("\n")), ascii(text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("cat", "zarr.json"),
+        ("log", "--json"),
+        ("show", "--json"),
+        ("tree", "--json"),
+        ("watch", "--since", "main~2", "--count", "2", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_json_is_shown_literally_and_means_the_same(
+    hostile: Hostile, command: tuple[str, ...]
+) -> None:
+    """JSON allows control characters beyond ASCII, and marks of direction."""
+    name, *arguments = command
+    outcome = run(name, hostile.path, *arguments)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert all(line.isprintable() for line in outcome.stdout.split("\n")), ascii(outcome.stdout)
+    documents = [outcome.stdout] if name != "watch" else outcome.stdout.splitlines()
+    assert any(BAD in str(_texts(json.loads(it))) for it in documents)
+
+
+def _texts(value: Any) -> str:
+    """Return every text in a document, one after the other."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}\n{_texts(it)}" for name, it in value.items())
+    return "\n".join(map(_texts, value)) if isinstance(value, list) else str(value)
+
+
+def test_columns_of_a_query_are_shown_literally(tmp_path: Path) -> None:
+    """They are named by dimensions, which others named."""
+    pytest.importorskip("duckdb", reason="duckdb is not installed: see the group test")
+
+    async def fill() -> None:
+        async with Repository.create(tmp_path / "named") as repository:
+            session = await repository.writable_session("main")
+            await write(session, "zarr.json", group_document())
+            await make_array(session, "data", (2,), (2,), dimension_names=[BAD])
+            await session.commit("fill")
+
+    asyncio.run(fill())
+    outcome = run("sql", tmp_path / "named", "select * from data")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "x\\x1b[31m" in outcome.stdout
+    assert all(line.isprintable() for line in outcome.stdout.split("\n")), ascii(outcome.stdout)

@@ -47,9 +47,16 @@ def test_lines_are_those_of_rich(data: st.DataObject, columns: list[str], header
         table.add_row(*row)
     lines = table.lines(10_000)
     if lines is None:
-        assert not header or not "".join(texts).isascii()
+        assert not header or not "".join(texts).isascii() or not "".join([*columns, *texts]).strip()
     else:
         assert "".join(f"{line}\n" for line in lines) == rich_lines(table)
+
+
+def test_a_table_without_a_letter_is_left_to_rich() -> None:
+    """Which makes one column that is a space wide, and two that are not."""
+    table = Listing("", header=False)
+    table.add_row(cell(""))
+    assert table.lines(100) is None
 
 
 def test_a_table_that_is_too_wide_is_left_to_rich() -> None:

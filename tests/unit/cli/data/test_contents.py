@@ -86,6 +86,42 @@ def test_tree_shows_groups_that_are_only_implied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "document",
+    [
+        b"{",
+        b"[" * 100_000,
+        b"[]",
+        b'{"chunk_grid": 7, "data_type": []}',
+        b'{"chunk_grid": {"configuration": {"chunk_shape": ["\\u001b[31m"]}}, "data_type": {}}',
+    ],
+)
+def test_a_damaged_document_is_shown_and_crashes_nothing(tmp_path: Path, document: bytes) -> None:
+    """The rest of the tree is there; what is stored can be printed."""
+
+    async def fill() -> None:
+        async with Repository.create(tmp_path / "damaged") as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/zarr.json", array_document((2,), (1,)))
+            await write(session, "b/zarr.json", array_document((4,), (2,)))
+            damaged = session.workspace.node("/a")
+            assert damaged is not None
+            session.workspace.set_node("/a", document, damaged.array)
+            await session.commit("fill")
+
+    asyncio.run(fill())
+    lines = run("tree", tmp_path / "damaged").stdout.splitlines()
+    assert "a (2) unknown  chunks several shapes: none of 2 stored" in lines[1]
+    assert "b (4) uint8  chunks (2): none of 2 stored" in lines[2]
+    assert run("cat", tmp_path / "damaged", "a/zarr.json", "--raw").stdout_bytes == document
+    shown = run("cat", tmp_path / "damaged", "a/zarr.json")
+    if document.startswith((b"{}", b"[]", b'{"')):
+        assert (shown.exit_code, json.loads(shown.stdout)) == (0, json.loads(document))
+    else:
+        assert shown.exit_code == 1
+        assert "is no JSON" in " ".join(shown.stderr.split())
+
+
+@pytest.mark.parametrize(
     ("path", "entries"),
     [
         ("/", {"zarr.json": "document", "deep": "group", "outside": "array", "small": "array"}),

@@ -17,10 +17,16 @@ from rich.tree import Tree
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.cli.console import QUIET, make_table, plain
+from icechunk_async.cli.console import QUIET, make_table, plain, print_json
 from icechunk_async.cli.declaring import AsOf, Ref, RefOption, repository_command
 from icechunk_async.cli.targets import open_session
-from icechunk_async.errors import InvalidStoreKeyError, NodeNotFoundError, VirtualAccessError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidStoreKeyError,
+    NodeNotFoundError,
+    VirtualAccessError,
+)
+from icechunk_async.format.json.values import is_list, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,22 +187,42 @@ async def tree(repository: Repository, ref: Ref = "main", *, as_of: AsOf = None)
 async def _read_node(session: Session, node: StoredNode) -> Node:
     if node.array is None:
         return Node(node.path, "group")
-    document: dict[str, Any] = json.loads(node.user_data)
+    data_type, chunk_shape = _type_and_chunks(node.user_data)
     names = node.array.dimension_names
     return Node(
         node.path,
         "array",
         [dimension.array_length for dimension in node.array.dimensions],
-        _data_type(document.get("data_type", "unknown")),
-        document.get("chunk_grid", {}).get("configuration", {}).get("chunk_shape"),
+        data_type,
+        chunk_shape,
         None if names is None else list(names),
         await _count_chunks(session, node.path, math.prod(node.array.grid)),
     )
 
 
-def _data_type(given: str | dict[str, Any]) -> str:
-    """Return a Zarr data type's name; what configures it is in the metadata document."""
-    return given if isinstance(given, str) else str(given.get("name"))
+def _type_and_chunks(data: bytes) -> tuple[str, list[int] | None]:
+    """Return the name of the data type and the chunk shape in an array's metadata document.
+
+    A snapshot that is read does not say that its documents make sense: what is not understood is
+    "unknown" and None, so that a tree with one damaged document is shown.
+    """
+    try:
+        document: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        document = None
+    data_type, chunk_shape = _inner(document, "data_type"), _inner(document, "chunk_grid")
+    # What configures a data type is in the metadata document.
+    data_type = _inner(data_type, "name") or data_type
+    chunk_shape = _inner(_inner(chunk_shape, "configuration"), "chunk_shape")
+    are_sizes = is_list(chunk_shape) and all(isinstance(it, int) for it in chunk_shape)
+    return (
+        data_type if isinstance(data_type, str) else "unknown",
+        chunk_shape if are_sizes else None,
+    )
+
+
+def _inner(value: object, name: str) -> Any:
+    return value.get(name) if is_object(value) else None
 
 
 async def _count_chunks(session: Session, path: str, in_grid: int) -> ChunkCounts:
@@ -287,7 +313,14 @@ async def cat(
     data = value.to_bytes()
     document: JSON = None
     if key.rpartition("/")[2] == "zarr.json":
-        document = json.loads(data)
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            if not raw:
+                raise FormatError(
+                    f"{key!r} in snapshot {target.snapshot_id} is no JSON ({error}). Print what is "
+                    "stored with --raw."
+                ) from error
     encoded = base64.b64encode(data).decode()
     kind = RawContent if raw else Content
     return kind(target.ref, str(target.snapshot_id), key, len(data), document, encoded)
@@ -439,7 +472,7 @@ def _show_content(content: Content, console: Console) -> None:
         # Bytes, so that they can be piped on unchanged.
         sys.stdout.buffer.write(base64.b64decode(content.base64))
     else:
-        console.print_json(data=content.document, ensure_ascii=False)
+        print_json(content.document, console)
 
 
 def _show_usage(document: Usage, console: Console) -> None:

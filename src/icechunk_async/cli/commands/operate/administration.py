@@ -23,6 +23,7 @@ from icechunk_async.cli.console import (
     moment,
     one_line,
     plain,
+    print_json,
     styled,
     time_head,
     time_of,
@@ -427,7 +428,7 @@ def _show_state(document: State, console: Console) -> None:
 def _show_configuration(document: Configuration, console: Console) -> None:
     if document.changed:
         console.print("Stored:")
-    console.print_json(data=document.config, ensure_ascii=False)
+    print_json(document.config, console)
     if document.statistics:
         console.print("Statistics of chunks are made as they are written.")
 
