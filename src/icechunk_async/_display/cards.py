@@ -50,6 +50,7 @@ _STYLE: Final = (
     ".icechunk-async th{opacity:.65;font-weight:500}"
     ".icechunk-async .note{opacity:.65;font-size:.92em}</style>"
 )
+# Beside the escaping of all that others wrote: if one place is ever forgotten, nothing runs.
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The content security policy of pages: they run nothing and ask for nothing."""
 _PAGE_STYLE: Final = """
@@ -123,6 +124,7 @@ class Card:
 
     def html(self) -> str:
         """Draw for a notebook, with the rules that it is drawn by."""
+        # With each card: a notebook keeps the outputs of cells apart, and may show this one alone.
         return _STYLE + self.body()
 
     def body(self) -> str:
@@ -138,6 +140,7 @@ class Card:
                 inner = value.body() if value.title else "".join(value.parts())
                 yield f"<details><summary><b>{title}</b></summary><div>{inner}</div></details>"
             else:
+                # After escaping, so that the only tags are ours.
                 shown = literal(value).replace("\n", "<br>")
                 yield f'<div class="row"><b>{title}:</b> {shown}</div>'
         for table in self.tables:
@@ -154,6 +157,8 @@ def _shown(value: object) -> str:
 
 def _table_lines(table: Table) -> list[str]:
     cells = [[printable(str(it)) for it in row] for row in table.rows]
+    # Without the heads: as text, a table is a list below its title, and what its columns are is
+    # plain to see.
     widths = [max((len(row[at]) for row in cells), default=0) for at in range(len(table.heads))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
     more = [f"... {table.more}"] if table.more else []
@@ -201,6 +206,7 @@ def byte_size(size_bytes: int) -> str:
 
 def literal(text: object) -> str:
     """Return text that a browser shows literally, and that cannot reorder its surroundings."""
+    # Printable first: marks of direction are no HTML, and would show a name in another order.
     return html.escape(printable(str(text), keep="\n"))
 
 

@@ -108,6 +108,7 @@ def session_title(session: Any) -> str:
 def session_card(session: Any) -> Card:
     """Return a card of a session or fork: where it stands, and what it changed so far."""
     title = session_title(session)
+    # Nothing is open then, so not even the snapshot that it stands on can be looked up.
     if not getattr(session, "is_attached", True):
         return Card(title)
     base: Snapshot = session.workspace.base
@@ -167,6 +168,8 @@ def refs_table(
     """
     names = sorted(refs, key=lambda name: (name != "main", name))
     rows: list[tuple[object, ...]] = []
+    # Cut before the look-ups: a repository may have thousands of tags, and a repr must not cost
+    # that.
     for name in names[:_MOST_REFS]:
         info = found(refs[name])
         more = ("", "") if info is None else (date(info.flushed_at), first_line(info.message))
@@ -204,6 +207,7 @@ def operation_card(operation: Operation) -> Card:
 def words_of(detail: Any) -> tuple[str, str]:
     """Return the kind of an operation in words, and its details."""
     name = type(detail).__name__
+    # CommitAmended -> "commit amended"
     words = "".join(f" {it.lower()}" if it.isupper() else it for it in name).strip()
     values = [(field, getattr(detail, field)) for field in detail.__dataclass_fields__]
     details = (

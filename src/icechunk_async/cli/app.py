@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["LISTED", "app"]
 
 
+# In the order in which help lists commands, which is why some modules are named twice.
 _MODULES: Final = (
     ("commands.versions.history", ("init",)),
     ("commands.versions.log", ("log",)),
@@ -74,6 +75,7 @@ def _name_of(command: CommandInfo) -> str:
     return command.name or get_command_name(command.callback.__name__ if command.callback else "")
 
 
+# Click and Typer read `commands` of a group as a dictionary, in help, in completion and in a call.
 class _Commands(MutableMapping[str, Any]):
     """The commands by name; a command's module is imported when the command is asked for."""
 
@@ -85,6 +87,7 @@ class _Commands(MutableMapping[str, Any]):
         if name not in self._made:
             module = import_module(f"icechunk_async.cli.{LISTED[name]}")
             part = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+            # Into a separate group, which is dropped: only Typer makes commands of functions.
             module.register(part)
             # To make a command takes milliseconds, and only this one was asked for.
             part.registered_commands = [
@@ -131,6 +134,7 @@ class _Group(TyperGroup):
     @override
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order in which help lists them."""
+        # Not sorted: the order of help is from what is used daily to what is rare.
         return list(LISTED)
 
 

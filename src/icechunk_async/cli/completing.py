@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["complete_branch", "complete_ref", "complete_tag"]
 
+# Somebody waits with a finger on the key. Retries of a storage that does not answer take minutes.
 _SECONDS: Final = 3.0
 _MOST_SNAPSHOTS: Final = 10_000
 """Snapshots of each branch that are looked at."""
@@ -104,6 +105,7 @@ async def _looked_up(
     from icechunk_async.repository import Repository  # noqa: PLC0415 -- slow to import
     from icechunk_async.urls import IcechunkURL, is_icechunk_url  # noqa: PLC0415 -- slow to import
 
+    # A ref in the URL does not limit what is offered: the whole repository is looked at.
     location = IcechunkURL.parse(url).location if is_icechunk_url(url) else url
     async with Repository.open(location, storage_options=options) as repository:
         return await find(repository)

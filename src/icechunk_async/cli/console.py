@@ -101,6 +101,7 @@ _ASKED: Final = frozenset({"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"})
 def _console_type() -> type[Console]:
     from rich.console import Console  # noqa: PLC0415 -- slow to import
 
+    # Rich's own method prints nothing and exits with 1: `icechunk-async log | head` would fail.
     class PipeConsole(Console):
         """Rich's console, but a broken pipe is left to the command, which ends otherwise."""
 
@@ -114,6 +115,7 @@ def _console_type() -> type[Console]:
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console; if it is not a terminal, there are no colours and lines are not folded."""
     pipe = _Pipe(stderr=stderr)
+    # It has all that is used of a console; what is rare comes from Rich by `__getattr__`.
     return cast("Console", pipe) if pipe.is_one() else _rich_console(stderr=stderr)
 
 
@@ -160,6 +162,7 @@ class _Pipe:
 
     def print(self, *objects: object, **options: Any) -> None:
         """Print objects of Rich, text or a listing."""
+        # With options, such as a style or an end, only Rich knows what is printed.
         lines = _plain_lines(*objects) if len(objects) == 1 and not options else None
         if lines is None:
             self._rich.print(*objects, **options)
@@ -168,6 +171,7 @@ class _Pipe:
 
     def __enter__(self) -> Console:
         """Begin to print many things at once, as bars of progress do."""
+        # Looked up on the class by `with`, so that `__getattr__` does not help.
         return self._rich.__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -188,6 +192,7 @@ def _plain_lines(shown: object) -> list[str] | None:
 
 def is_on_terminal(console: Console) -> bool:
     """Return whether somebody looks at it. Colours can be forced into a pipe as well."""
+    # Rich takes FORCE_COLOR for a terminal; a pager and ages in words need a real one.
     return console.is_terminal and console.file.isatty()
 
 
@@ -212,6 +217,7 @@ def assembled(*parts: str | Text | tuple[str, str]) -> Text:
 
 def one_line(text: str) -> str:
     """Return text on one line, with control characters escaped."""
+    # Newlines become spaces: a message must not pass for a second line of output.
     return printable(" ".join(text.split()))
 
 
@@ -229,6 +235,7 @@ def time_cell(moment: datetime, console: Console) -> Cell:
 
 
 def _shown(moment: datetime, console: Console) -> str:
+    # Not an age in a pipe: what compares two outputs would find another one each second.
     return age_of(moment) if is_on_terminal(console) else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
@@ -295,6 +302,7 @@ def print_json(value: object, console: Console) -> None:
 
 def is_simple(text: str) -> bool:
     """Return whether each letter of a line is one column wide; it has no newline."""
+    # Letters beyond ASCII may be two columns wide or none, which Rich's tables know.
     return text.isascii() and text.isprintable()
 
 
@@ -386,6 +394,7 @@ def age(span: timedelta) -> str:
     """Return a span of time in words, in the largest unit of which there are two."""
     for name, unit in _UNITS:
         count = span // unit
+        # 90 minutes stay "90 minutes" and 120 are "2 hours": a rounded "1 hour" would say less.
         if count >= 2:
             return f"{count:,} {name}s"
     return "1 second" if span >= timedelta(seconds=1) else "less than a second"
@@ -418,6 +427,7 @@ def _span_since(time: datetime) -> timedelta:
 
 def is_answered() -> bool:
     """Return whether somebody sits at a terminal who can answer a question."""
+    # Both: the question is printed on standard error, and standard output may be a pipe meanwhile.
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

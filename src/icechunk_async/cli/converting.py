@@ -41,6 +41,8 @@ def shortened(command: Any, parameters: list[Any]) -> list[Any]:
     if command.callback is not None:
         declared = inspect.signature(command.callback).parameters
     for parameter in parameters:
+        # Asked for by help, completion and parsing in turn; each time it would be wrapped once
+        # more.
         if "process_value" in vars(parameter):
             continue  # it was asked for before
         kinds: frozenset[object] = frozenset()
@@ -55,6 +57,7 @@ def _kinds_of(annotation: Any) -> frozenset[object]:
     if get_origin(annotation) is not Annotated:
         return frozenset()
     declared, *notes = get_args(annotation)
+    # A parser makes another type of a text, also of one that is of the declared type already.
     if any(getattr(it, "parser", None) is not None for it in notes):
         return frozenset()
     return frozenset(get_args(declared) or [declared])
@@ -68,8 +71,10 @@ def _shortened(parameter: Any, kinds: frozenset[object]) -> Callable[[Any, Any],
     def process_value(context: Any, value: Any) -> Any:
         if value is None and not parameter.required:
             value = () if is_list else None
+        # The exact type: True is an int to `isinstance`, and a default may be of a subclass.
         elif is_list or type(value) not in kinds:
             return process(context, value)
+        # Click calls it at the end of `process_value`, which is left out here.
         if parameter.callback is not None:
             value = parameter.callback(context, parameter, value)
         return value

@@ -102,6 +102,7 @@ def parse_pair(text: str) -> OptionPair:
     if not separator or not key:
         raise typer.BadParameter(f"{text!r} is not of the form key=value")
     try:
+        # Options of backends have types: allow_http=true is a boolean, which text is not taken for.
         return key, json.loads(value)
     except ValueError:
         return key, value
@@ -286,6 +287,7 @@ def _named_in(url: str, arguments: dict[str, Any], parameters: Sequence[inspect.
                 f"The URL names a {_WORDS[name]} ({value}), and this command takes none. Leave it "
                 "out of the URL."
             )
+        # A default that was typed cannot be told from one that was not, and does no harm.
         if arguments[name] != taken[name]:
             raise InvalidInputError(
                 f"The URL names a {_WORDS[name]} ({value}), and the command line another one "
@@ -305,9 +307,12 @@ async def _opened(
 
     access = dict.fromkeys(authorize or ())
     opened = Repository.open(url, storage_options=options, authorize_virtual_chunk_access=access)
+    # Only errors of the opening get the note: those of the block come up at `yield`, outside of
+    # `try`.
     async with AsyncExitStack() as stack:
         try:
             repository = await stack.enter_async_context(opened)
+        # Both are FormatErrors of a repository that is whole; `verify` would have nothing to say.
         except (UnsupportedFeatureError, UnsupportedSpecVersionError):
             raise
         except FormatError as error:
@@ -344,9 +349,12 @@ def streaming_command[D](
         async with _opened(location, options, authorize) as repository:
             async for document in function(repository, **arguments):
                 if as_json:
+                    # One line each, so that a reader of the pipe can parse as lines come.
                     typer.echo(_to_json(document, indent=None))
                 else:
                     show(document, console)
+                # A pipe is buffered by blocks: the commit that just came would be seen dozens of
+                # commits later.
                 sys.stdout.flush()
 
     def run(
@@ -402,6 +410,7 @@ def _command[D](
         yes: bool = False,
         **arguments: Any,
     ) -> None:
+        # Before anything is opened: somebody who says no has cost no request.
         _speak_first(arguments, asks, warns, yes=yes)
         document = run_and_show(
             lambda: work(url, dict(option or ()), **arguments),
@@ -439,6 +448,8 @@ def _described(
     parameters: list[inspect.Parameter],
 ) -> Callable[..., None]:
     """Give a command the name, the help and the parameters of its function, and the common ones."""
+    # Keyword-only, as Typer passes all by name; the order here is that of the help and of
+    # arguments.
     signature = inspect.Signature(
         [
             inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, annotation=_Url),
@@ -495,6 +506,8 @@ def run_and_show[D](
             typer.echo(_to_json(document))
         else:
             show(document, make_console())
+        # Within the block: an error of the last write, such as of a full disk, must become an exit
+        # code and not be lost when the interpreter ends.
         sys.stdout.flush()
         return document
 
@@ -518,6 +531,7 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
     except BrokenPipeError:  # the reader has enough
         _drop_output()
         raise typer.Exit(0) from None
+    # After BrokenPipeError, which is one.
     except OSError as error:  # a disk that is full, or a folder that nobody may write to
         if debug:
             traceback.print_exc()
@@ -539,6 +553,8 @@ def _complain(kind: str, text: str) -> None:
 
 def _drop_output() -> None:
     """Let nothing be flushed to where it cannot go when the process ends."""
+    # What is in the buffer of `sys.stdout` is flushed when the interpreter ends, fails there again,
+    # and Python then prints a message and exits with 120.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -89,6 +89,7 @@ _VALUES: Final = {"True": "true", "False": "false", "None": "null", "": "...", "
 _VERBS: Final = re.compile(r"\b([Pp])ass(?= --option)")
 
 
+# Compiled at the first error: a command that works does not wait for sixty patterns.
 @cache
 def _table() -> tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]:
     phrases = [(re.compile(pattern), new) for pattern, new in _PHRASES]
@@ -112,4 +113,5 @@ def in_command_words(message: str) -> str:
 
 def _as_option(found: re.Match[str]) -> str:
     value = found["value"]
+    # token='x' -> --option token=x; allow_http=True -> --option allow_http=true
     return f"--option {found['name']}={_VALUES.get(value, value.strip(chr(39)))}"

@@ -27,6 +27,7 @@ def paged(console: Console) -> Generator[None]:
     In pipes and files nothing is different. ``PAGER`` names the pager; by default it is less, and
     ``cat`` pages nothing. Without a pager everything is printed.
     """
+    # A pager reads keys from the terminal; with standard input elsewhere it would stop for ever.
     if not (is_on_terminal(console) and sys.stdin.isatty()):
         yield
         return
@@ -40,6 +41,7 @@ def paged(console: Console) -> Generator[None]:
 
 def _shown_in_pager(text: str) -> bool:
     """Return whether there was a pager to show the text."""
+    # Words, since PAGER="less -S" is a command with an option. No shell reads it.
     command = shlex.split(os.environ.get("PAGER", "")) or ["less"]
     # Show colours; if all fits, end at once.
     environment = {"LESS": "FRX", **os.environ}
@@ -56,6 +58,7 @@ def _shown_in_pager(text: str) -> bool:
     except BrokenPipeError:
         pass  # the reader has enough
     finally:
+        # Until the reader leaves it: else the shell's prompt and the pager share the terminal.
         pager.wait()
         signal.signal(signal.SIGINT, before)
     return True

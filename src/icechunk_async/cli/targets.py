@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONCURRENT_LOOKUPS", "Target", "find_target", "open_session", "ref_targets"]
 
+# In layouts with a file for each ref, each look-up is a request.
 CONCURRENT_LOOKUPS = 16
 
 
@@ -51,6 +52,7 @@ async def open_session(
 ) -> tuple[Target, Session]:
     """Return the target of a REF, and a session that reads it."""
     target = await find_target(repository, ref, as_of)
+    # By the id that is shown: a branch that moves in between would be read at another snapshot.
     return target, await repository.readonly_session(snapshot_id=target.snapshot_id)
 
 

@@ -21,6 +21,7 @@ type Callback[T] = Callable[[], T] | Callable[[], Awaitable[T]]
 """Returns a credential, or an awaitable of one. A plain function runs on a thread, so it may block.
 A function that is to be pickled with its credential must pickle."""
 
+# Long enough for requests that are under way, and for clocks that differ: servers judge by theirs.
 _EARLY: Final = timedelta(minutes=5)
 """The time before its expiry from which a credential is not used any more."""
 
@@ -53,6 +54,7 @@ class Expiring(Protocol):
 
 def check_end(name: str, expires_after: datetime | None) -> None:
     """Refuse a time without a zone, which could mean any time."""
+    # Taken for UTC, it would be used for hours after its end, or thrown away hours before.
     if expires_after is not None and expires_after.utcoffset() is None:
         raise InvalidInputError(
             f"{name}(expires_after=...) has no time zone. Use an aware time, such as "
@@ -90,6 +92,8 @@ class Newest:
 
     def __reduce__(self) -> tuple[type[Newest], tuple[()]]:
         """Travel without the answer."""
+        # An answer is a secret that was asked for here: workers get the function, or `initial`, and
+        # not more than the caller chose to send.
         return Newest, ()
 
 
@@ -126,6 +130,9 @@ class Refresher[T: Expiring]:
         # Given once: a store that refuses it is to hear of another.
         initial, self._initial = self._initial, None
         newest = self._newest.answer
+        # The one that this handle had is what it comes back with: it ended or was refused. One of
+        # another kind cannot be used either, since a client of Azure stays with the kind that it
+        # began with.
         if newest is None or newest is self._given or not isinstance(newest, self._kinds):
             newest = initial
         if newest is not None and is_good(newest):
@@ -136,6 +143,8 @@ class Refresher[T: Expiring]:
         if iscoroutinefunction(ask) or iscoroutinefunction(getattr(ask, "__call__", None)):  # noqa: B004 - is it asynchronous?
             answer = ask()
         else:
+            # It may ask a server, or read a file on a slow disk, and the loop serves all other
+            # requests.
             answer = await anyio.to_thread.run_sync(cast("Callable[[], object]", ask))
         # A plain function may return a coroutine, such as that of a `functools.partial`.
         if isawaitable(answer):
@@ -148,6 +157,8 @@ class Refresher[T: Expiring]:
             )
         given = cast("T", answer)
         self._given = given
+        # No lock: two handles that ask at the same time both get good answers, and the later one is
+        # kept.
         self._newest.answer = given
         return given
 

@@ -99,6 +99,8 @@ class AzureBearerToken:
     async def storage_options(self) -> dict[str, object]:
         """Return a function that answers this token."""
         check_fresh(self)
+        # A function, as the backend asks for. Called again near the end of the token, it raises
+        # here, before a request is refused by the server.
         return {"credential": _Same(self)}
 
 
@@ -158,6 +160,8 @@ class AzureRefreshable:
             InvalidInputError: the function answered no credential for Azure.
             Exception: what the function raised.
         """
+        # Asked before the client is made: which of its options is used depends on the kind of the
+        # answer.
         kinds = (AzureAccountKey, AzureSasToken, AzureBearerToken)
         owner = "AzureRefreshable"
         ask = Refresher(owner, self.get_credentials, self.initial, kinds, self._newest)

@@ -34,6 +34,8 @@ class S3StaticCredentials:
 
     def __post_init__(self) -> None:
         """Refuse keys that cannot sign a request."""
+        # Empty ones come from unset variables. Signed with them, a request is refused as a wrong
+        # signature, which sends people looking elsewhere.
         if not self.access_key_id or not self.secret_access_key:
             raise InvalidInputError(
                 "S3StaticCredentials need an access_key_id and a secret_access_key; one of them is "
@@ -107,6 +109,8 @@ class S3Refreshable:
             (S3StaticCredentials,),
             self._newest,
         )
+        # The endpoint counts here and not in what the function returns: where keys are sent is
+        # decided when the repository is opened, or a function that reads a file would decide it.
         return {"credentials": refresher, **_at(self.endpoint_url)}
 
 

@@ -61,6 +61,7 @@ class HttpHeaders:
     def __post_init__(self) -> None:
         """Keep a copy; refuse an end without a zone."""
         check_end("HttpHeaders", self.expires_after)
+        # The caller may change theirs, and a value that is shared by handles must not.
         object.__setattr__(self, "headers", dict(self.headers))
 
     async def storage_options(self) -> dict[str, object]:
@@ -121,6 +122,7 @@ class _Headers:
             "HttpRefreshable", source.get_credentials, source.initial, kinds
         )
         self._current: _Answer | None = None
+        # Without an end each request asks, and a read of chunks sends many at the same time.
         self._flights = SingleFlight[None, "_Answer"]()
         self._source = source
 

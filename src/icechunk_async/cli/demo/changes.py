@@ -85,6 +85,7 @@ async def correct(repository: Repository, group: str, years: list[int]) -> Corre
 def _inside(coordinates: npt.NDArray[Any], low: float, high: float) -> slice:
     """Return the part of an ascending coordinate that lies in ``[low, high]``."""
     start, stop = np.searchsorted(coordinates, [low, high], side="left").tolist()
+    # `searchsorted` gives the place before a coordinate that is equal; the box includes its ends.
     return slice(start, stop + bool(coordinates[min(stop, len(coordinates) - 1)] == high))
 
 

@@ -158,6 +158,7 @@ def _chunk_index(
                 offsets[...], lengths[...] = offset, dataset.id.get_storage_size()
         case _:
             raise InvalidInputError(f"Variable {name!r} is stored in a way that has no chunks.")
+    # Read as a chunk of Zarr without codecs, other lengths would be refused, or be other values.
     expected = math.prod(chunk_shape) * dataset.dtype.itemsize
     if np.any((lengths != 0) & (lengths != expected)):
         raise InvalidInputError(f"Variable {name!r} has chunks of another size than {expected}.")
@@ -291,6 +292,7 @@ async def refer_to_file(repository: Repository, source: NetCDF, group: str) -> S
         session.store.set_virtual_refs_arr(
             f"{group}/{variable.name}",
             chunk_grid_shape=variable.grid,
+            # Empty where nothing was written: no reference, and the fill value is read.
             locations=[url if length else "" for length in variable.lengths],
             offsets=variable.offsets,
             lengths=variable.lengths,

@@ -81,6 +81,7 @@ async def claim(directory: Path, *, force: bool) -> Place:
             "there; nothing of that is replaced.",
             directory=str(directory),
         )
+    # None: the last demonstration did not come to its end, so nobody has built on what it left.
     if found.refs is not None and not force and await _was_changed(place, found.refs):
         raise AlreadyExistsError(
             f"The repository in {str(directory)!r} was changed since a demonstration created it. "
@@ -134,8 +135,10 @@ def _clear(place: Place, *, has_marker: bool) -> None:
                 "choose another directory.",
                 path=str(path),
             )
+        # A link is removed and not followed: what it leads to was not created by a demonstration.
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
+    # Before anything is created: a run that is killed leaves what a later one may replace.
     place.mark(None)

@@ -159,6 +159,7 @@ async def tell(directory: Path, *, force: bool, console: Console) -> Demonstrate
         value = await _look_back(story, repository, release, correction)
         await _let_two_write(story, repository, sources)
         await _draw(story, repository, place)
+        # Last, with the refs that are left: from here on a change is one by somebody else.
         await asyncio.to_thread(place.mark, await read_refs(repository))
         tip = await repository.lookup_branch("main")
         commands = await _commands(repository, place, sources, release)
@@ -324,6 +325,7 @@ def _program() -> str:
     """Return how this command is called, so that what is printed can be copied."""
     name = "icechunk-async"
     called = Path(sys.argv[0])
+    # python -m icechunk_async.cli is called "__main__.py"
     if called.name != name:
         return name  # by another program
     found = shutil.which(name)

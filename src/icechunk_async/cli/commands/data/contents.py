@@ -248,6 +248,7 @@ async def ls(
     path = check_path(path)
     target, session = await open_session(repository, ref, as_of)
     names = [name async for name in session.store.list_dir(path.strip("/"))]
+    # An array has its document at least, so that a node is never without names.
     if not names and path != "/":
         raise NodeNotFoundError(
             f"There is nothing at {path!r} in snapshot {target.snapshot_id}. List what is there "
@@ -293,6 +294,7 @@ async def cat(
     try:
         value = await session.store.get(key, default_buffer_prototype())
     except VirtualAccessError as error:
+        # The library's message shows a dictionary for Python; here it is the option to add.
         missing = error.context.get("url_prefixes")
         if not isinstance(missing, tuple):  # it was authorised, and its store denied access
             raise
@@ -348,6 +350,7 @@ async def du(
             "is there.",
             path=path,
         )
+    # The path itself may be an array; those below it are what `tree.paths` gives.
     paths = sorted({path, *tree.paths(path)})
     found = [node.path for node in map(tree.get, paths) if node is not None and node.array]
     arrays = await bounded_map(partial(_measure, session), found, limit=_CONCURRENT_ARRAYS)
@@ -463,6 +466,7 @@ def _count(chunks: ChunkCounts) -> str:
 
 def _show_listing(document: Listing, console: Console) -> None:
     for entry in document.entries:
+        # As `ls -F` marks what has more below it.
         folder = "/" if entry.type in {"group", "array", "chunks"} else ""
         console.print(plain(entry.name + folder, _TYPE_STYLES.get(entry.type, "")), soft_wrap=True)
 

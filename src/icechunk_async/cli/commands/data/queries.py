@@ -220,11 +220,14 @@ async def sql(
         from icechunk_async.tables import TABLES  # noqa: PLC0415 -- as above
 
         if output is not None:
+            # Before any chunk is read: a wrong name must not cost an hour of reading first.
             _check(output)
         connection = connect(
             url,
             ref=ref,
             at=others,
+            # Only tables that the statement may mean are made: each costs a look at its arrays'
+            # documents.
             named_in=statement,
             tables=TABLES,
             storage_options=options or None,
@@ -237,6 +240,7 @@ async def sql(
 
         return _result(connection, statement, output, limit, others_here)
 
+    # DuckDB blocks, and the arrays that it asks are read on the loop of code that blocks.
     return await anyio.to_thread.run_sync(work)
 
 
@@ -281,6 +285,7 @@ def _result(
         rows: list[tuple[Any, ...]] = done.fetchmany(limit + 1)
     except duckdb.Error as error:
         reason = str(error)
+        # DuckDB suggests of the tables that were made, and those are what the statement named.
         if isinstance(error, duckdb.CatalogException) and "Table with name" in reason:
             reason = f"{reason}\nTables of arrays here: {tables_here()}."
         raise InvalidInputError(f"DuckDB cannot run the statement: {reason}") from error
@@ -300,6 +305,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
+        # Not for NaN and infinities, which JSON does not have: both differences are NaN.
         return value if value - value == 0 else str(value)
     if isinstance(value, list):
         return [_plain(it) for it in value]  # pyright: ignore[reportUnknownVariableType]

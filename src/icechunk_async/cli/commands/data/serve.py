@@ -110,6 +110,7 @@ class PublishedFiles:
 async def serve(
     repository: Repository,
     *,
+    # This machine alone, unless asked: by default everybody who reaches it may read everything.
     host: _Host = "127.0.0.1",
     port: _Port = 8000,
     grants: _Grants = None,
@@ -130,6 +131,7 @@ async def serve(
     from icechunk_async.gateway import app, read_grants  # noqa: PLC0415 -- slow to import
     from icechunk_async.gateway.server import listening, run, url_of  # noqa: PLC0415 -- slow to import
 
+    # Read first: a server that starts without the grants it was given would let everybody in.
     given = () if grants is None else read_grants(await _text_of(grants), str(grants))
     gateway = app(
         repository,

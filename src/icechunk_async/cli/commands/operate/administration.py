@@ -221,6 +221,7 @@ async def config(
     from icechunk_async import RepositoryConfig  # noqa: PLC0415  # slow to import
 
     current = await repository.fetch_config(repository.storage) or RepositoryConfig()
+    # All values are checked before anything is stored, statistics included.
     changed = _with_values(current, set_ or ())
     if statistics is not None:
         await repository.keep_statistics(enabled=statistics)
@@ -275,6 +276,7 @@ def _with_values(config: RepositoryConfig, values: Iterable[OptionPair]) -> Repo
                 f"The value for {path!r} holds '****', which stands for a secret where a "
                 "configuration is shown. Give the secret itself; nothing was changed."
             )
+        # One value after the other, on what the one before made: two may be of one section.
         document = config_to_json(config)
         place = document
         *sections, name = path.split(".")
@@ -332,6 +334,7 @@ def operation_of(update: Update, names: Mapping[int, str]) -> Operation:
         it.name: _as_json(getattr(update.detail, it.name)) for it in fields(update.detail)
     }
     if isinstance(update.detail, FeatureFlagChanged):
+        # A newer writer may know flags that this version has no name for.
         detail["name"] = names.get(update.detail.flag, f"number {update.detail.flag}")
     return Operation(_kind(update.detail), clock.from_us(update.updated_at), detail)
 
@@ -394,6 +397,7 @@ async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout 
     from icechunk_async.storage import open_storage  # noqa: PLC0415  # slow to import
     from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415  # slow to import
 
+    # Not `Repository.open`: a storage is tried before there is a repository.
     async with open_storage(url, **options) as storage:
         result = await probe_storage(storage, timeout_seconds=timeout_seconds)
     return Promises(

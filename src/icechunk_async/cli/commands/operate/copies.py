@@ -37,6 +37,7 @@ def _parse_since(text: str) -> object:
         typer.BadParameter: the text is of another form.
     """
     try:
+        # First: no time and no age looks like an id of twenty letters.
         return SnapshotId.parse(text)
     except InvalidInputError:
         return parse_time_or_age(text, "a snapshot id")

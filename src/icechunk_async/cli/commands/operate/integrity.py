@@ -254,6 +254,7 @@ async def repair(
         )
     # Before the repository is opened, which needs this object.
     step = await upkeep.restore_repo_object(url, dry_run=not apply, storage_options=options)
+    # Alone: what else is damaged can be looked at only once the repository opens.
     if step is not None:
         return Repaired(apply, [Step(step.action, step.target, step.detail)], [])
     pairs = dict(_moved(it) for it in moved or ())
@@ -270,6 +271,7 @@ async def repair(
             left = [f"{it.detail} {_NO_BACKUP}" for it in report_of_it.findings]
             return Repaired(applied=False, steps=[], unrepairable=left)
         with showing_progress() as progress:
+            # At the closest level by default: what was not looked at cannot be repaired.
             found = given or await repository.verify(level or "decode", progress=progress)
             plan = await repository.plan_repair(found, branches=branch, moved=pairs)
             if apply:
@@ -296,6 +298,7 @@ def _read_report(path: str) -> VerifyReport:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         return VerifyReport.from_json(document)
+    # A file that is JSON and no report lacks what is read of it, or is a list.
     except (OSError, ValueError, AttributeError) as error:
         raise typer.BadParameter(f"{path!r} cannot be read as a report: {error}") from None
 

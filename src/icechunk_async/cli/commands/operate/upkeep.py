@@ -194,6 +194,7 @@ async def expire(
 
     JSON keys: dry_run, older_than, snapshots (ids that were dropped).
     """
+    # The library refuses it, too, in words for callers; here the option is named.
     if is_to_come(older_than):
         raise InvalidInputError(
             f"--older-than {older_than.isoformat()} is in the future: all history but the "
@@ -376,6 +377,7 @@ async def migrate(
 def _before_expiring(arguments: Mapping[str, Any]) -> str | None:
     if arguments["dry_run"]:
         return None
+    # `main` is never deleted, so that its tip stays in any case.
     kept = ["main"] if arguments["delete_expired_branches"] else ["branches"]
     kept += [] if arguments["delete_expired_tags"] else ["tags"]
     return (
@@ -403,6 +405,7 @@ def _before_migrating(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _young_to_expire(arguments: Mapping[str, Any]) -> str | None:
+    # A time to come is refused, which needs no warning before.
     if not is_young(arguments["older_than"]) or is_to_come(arguments["older_than"]):
         return None
     return (

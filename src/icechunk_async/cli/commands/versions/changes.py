@@ -223,6 +223,7 @@ async def blame(
     if png is not None:
         await _draw(png, lambda: found.picture(dark=dark))
     commits: list[BlamedCommit] = []
+    # -1 marks chunks whose commit expired; they come last, below the oldest that is known.
     for number in (*range(len(found.commits)), -1):
         coords = found.coords[found.written_by == number]
         first: list[list[int]] = coords[:5].tolist()
@@ -353,6 +354,7 @@ def _show_values(document: ChangedValues, console: Console) -> None:
 
 async def _draw(file: Path, draw: Callable[[], bytes]) -> None:
     """Draw a picture into a file; nothing is written if it cannot be drawn."""
+    # Matplotlib takes seconds. The file is opened after it, so that a failure leaves no empty one.
     data = await anyio.to_thread.run_sync(draw)
     try:
         await anyio.Path(file).write_bytes(data)

@@ -236,12 +236,14 @@ def _read_chunks(path: str, coords: npt.NDArray[np.uint32], max_chunks: int) -> 
     bounds: list[tuple[int, int]] = []
     if len(coords):
         lowest, highest = coords.min(axis=0).tolist(), coords.max(axis=0).tolist()
+        # chunks (2, 5) and (4, 5) -> [(2, 5), (5, 6)]
         bounds = [(low, high + 1) for low, high in zip(lowest, highest, strict=True)]
     return TouchedChunks(path, len(coords), bounds, first)
 
 
 def _format_of(document: Created) -> str:
     named = f"layout {document.layout}"
+    # Layouts before version 1 have a name only.
     if document.spec_version == 0:
         return named
     version = f"format version {document.spec_version}"

@@ -138,6 +138,8 @@ async def undo(repository: Repository, branch: _Branch = "main") -> Moved:
 
     JSON keys: action, branch, snapshot_id, previous_id.
     """
+    # Only to be shown. The method looks itself, and moves the branch from what it saw or not at
+    # all.
     before = await repository.lookup_branch(branch)
     return Moved("undone", branch, str(await repository.undo(branch)), str(before))
 

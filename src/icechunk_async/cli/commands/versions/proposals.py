@@ -312,6 +312,7 @@ async def _protections(repository: Repository) -> Protections:
 
 async def _find(repository: Repository, named: str) -> Proposal:
     """Return the proposal of an id, or the only open one of a source."""
+    # Sources first: a branch may be named like the id of a proposal, and people type branches.
     found = [it for it in await repository.proposals() if it.source == named]
     if len(found) == 1:
         return found[0]
@@ -337,6 +338,8 @@ def _commands(given: list[str] | None, seconds: float) -> list[Check]:
     for text in given or ():
         name, separator, command = text.partition("=")
         try:
+            # As a shell splits words, and without one: names in a repository cannot become
+            # commands.
             arguments = shlex.split(command)
         except ValueError as error:
             raise typer.BadParameter(f"{command!r} is no command: {error}") from None
@@ -365,6 +368,8 @@ def _view(proposal: Proposal) -> ProposalView:
         proposal.into,
         str(proposal.candidate.target_id),
         str(proposal.candidate.snapshot_id),
+        # Also those that were run beside the required ones, and that the proposal itself does not
+        # ask for.
         all(it.outcome == "passed" for it in checks),
         proposal.created_at,
         proposal.changed_at,
@@ -482,6 +487,7 @@ def _show_protections(document: Protections, console: Console) -> None:
 
 
 def _not_passed(document: ProposalView) -> bool:
+    # So that a job that proposes fails where its checks do; the proposal is there in any case.
     return document.state == "open" and not document.passed
 
 

@@ -161,6 +161,8 @@ class Webhook:
             ) from error
         event = {
             "specversion": "1.0",
+            # The snapshot's id and the repository's URL: CloudEvents takes equal pairs for one
+            # event, so that a receiver drops what is sent again after a lost reply.
             "id": event_id,
             "source": self._source,
             "type": _TYPE,
@@ -199,6 +201,8 @@ class Webhook:
                     )
                 _log.warning("sending %s failed (%s); again in %.1f s", event_id, found, pause)
                 await anyio.sleep(pause)
+                # For ever, and never to the next event: receivers get all commits in order, or none
+                # after a gap.
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 

@@ -189,6 +189,7 @@ async def transactions(repository: Repository, *, branch: _Branch = "main") -> T
     """
     found = await repository.recorded_transactions(branch)
     lines = [TransactionLine(it, one.version, one.committed_at) for it, one in found.items()]
+    # Those without a time come last.
     newest = sorted(lines, key=lambda it: (-_seconds(it.committed_at), it.app_id))
     return TransactionList(branch, newest)
 
