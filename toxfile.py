@@ -40,6 +40,7 @@ class _Watch:
     def begin(self) -> None:
         """Print a line every minute until the process ends, and a summary then."""
         self._say(f"Running {len(self._planned)} environments: {', '.join(self._planned)}")
+        # At exit, since no hook of tox is called once all environments have ended.
         atexit.register(self._summarize)
         threading.Thread(target=self._repeat, daemon=True).start()
 
@@ -97,6 +98,7 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     global _watch  # noqa: PLW0603 -- hooks have no object of their own
     if state.conf.options.command not in {"run-parallel", "p"} or _watch is not None:
         return
+    # tox's own list has what runs by default; what is only run by hand stands in the file alone.
     parser = ConfigParser(interpolation=None)
     parser.read(core_conf["tox_root"] / "tox.ini", encoding="utf-8")
     asked = state.conf.options.env
@@ -110,6 +112,7 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
 def tox_on_install(tox_env: ToxEnv, arguments: object, section: str, of_type: str) -> None:
     """Note that packages are being installed."""
     del arguments, section, of_type
+    # The environment that builds the package is tox's own, and none of those that were planned.
     if _watch is not None and not tox_env.conf.name.startswith("."):
         _watch.enter(tox_env.conf.name, "installing packages (a minute at most)")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+# Before the official engine is imported, which reads it then.
 os.environ.setdefault("ICECHUNK_NO_LOGS", "1")
 
 from benchmarks.attic import Attic

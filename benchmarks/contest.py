@@ -106,6 +106,8 @@ class Contest:
         behind: list[str] = []
         deadline = time.monotonic() + _BUDGET_SECONDS
 
+        # What a turn is: pytest-benchmark calls `before` (those ahead of ours), then ours, then
+        # `teardown` (those behind). Its own clock sees ours alone; `timed` has all, by one clock.
         def timed(name: str, argument: object) -> None:
             if argument is _NO_MORE:
                 return
@@ -117,6 +119,8 @@ class Contest:
             contenders[name](*arguments)
             seconds = time.perf_counter() - began
             cpu = time.process_time() - cpu
+            # Turns of warming up fill caches of the system and of the processes, and are the same
+            # for all.
             if turn > skipped:
                 seconds_of[name].append(seconds / operations)
                 cpu_of[name].append(cpu / operations)
@@ -129,6 +133,7 @@ class Contest:
             nonlocal turn, behind
             turn += 1
             behind = []
+            # pytest-benchmark cannot be told to stop: the turns that are left do nothing.
             if seconds_of[OURS] and time.monotonic() > deadline:
                 return (_NO_MORE,), {}
             ahead, behind = _around_ours(list(contenders), turn)
@@ -216,6 +221,7 @@ class Contest:
         environment: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Call ``module:function`` in a separate process, or in this one for a quick run."""
+        # A process for each would take most of a quick run, whose figures nobody looks at.
         if self.is_quick and not environment:
             module, _, name = function.partition(":")
             figures: dict[str, float] = getattr(import_module(module), name)(**arguments)
@@ -264,6 +270,7 @@ def _nothing(_: str) -> None:
 
 def _around_ours(names: list[str], turn: int) -> tuple[list[str], list[str]]:
     """Return the contenders before ours in a turn, and those after it."""
+    # ours, a, b: turn 1 is a, b, ours; turn 2 is b, ours, a; turn 3 is ours, a, b
     first = turn % len(names)
     row = names[first:] + names[:first]
     ours = row.index(OURS)
@@ -286,5 +293,6 @@ def _run_child(
     )
     if done.returncode != 0 or not done.stdout:
         raise RuntimeError(f"{function} {dict(arguments)} ended with {done.returncode}")
+    # The last line: engines and drivers may print before it.
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {name: float(value) for name, value in figures.items()}

@@ -145,6 +145,7 @@ def _row(result: Result, elsewhere: Sequence[float]) -> str:
         if official.target is not None:
             reached = "reached" if official.is_met else "missed"
             target = f"{official.target:.3g}, {reached}"
+            # Where Zarr alone takes longer than the target allows, no store could meet it.
             if ZARR_ALONE in found and official.is_met is False:
                 bound = official.theirs / found[ZARR_ALONE].theirs
                 if bound < official.target:
@@ -213,6 +214,7 @@ def main(sources: list[Path]) -> None:
     machine = documents[-1][0]
     processors = [it["processor"].split(" or ") for it, _ in documents]
     machine["processor"] = " or ".join(dict.fromkeys(chain.from_iterable(processors)))
+    # Later files win: a workload that was measured again replaces its row, and the others stay.
     merged = {each.key: each for _, found in documents for each in found}
     results = sorted(merged.values(), key=lambda it: it.operation)
     document = {"machine": machine, "results": {it.key: asdict(it) for it in results}}

@@ -44,6 +44,7 @@ def find_memory(quarters: int = 1) -> None:
     once: reading objects of a megabyte from S3 became slower by it.
     """
     memory = np.empty(quarters * _QUARTER_BYTES, np.uint8)
+    # One byte of each page: until then the system has only promised it.
     memory[::_PAGE_BYTES] = 1
 
 
@@ -53,6 +54,7 @@ def _ticks() -> tuple[int, int]:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     except OSError:
         return 0, 0
+    # user, nice, system, idle, iowait, irq, softirq, steal: idle and waiting for disks is not work.
     fields = [int(field) for field in line.split()[1:9]]
     total = sum(fields)
     return total - fields[3] - fields[4], total
@@ -107,9 +109,12 @@ class Meter:
         if self.finds_memory:
             find_memory()
         with contextlib.suppress(OSError):
+            # 5 sets the peak (VmHWM) back to what is resident now; without it, it would be that of
+            # the imports.
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._resident = _number(_STATUS, "VmRSS")
         self.read_bytes = -_number(_IO, "rchar")
+        # Subtracted now and added at the end, in an order that puts the clocks next to the work.
         self.cpu_seconds = -time.process_time()
         self.seconds = -time.perf_counter()
         return self

@@ -171,6 +171,7 @@ def chunked(store: Store, count: int, chunk_bytes: int, name: str = "a") -> Any:
         shape=(count * length,),
         chunks=(length,),
         dtype="f8",
+        # Uncompressed: else the contest would be one of codecs, which all contenders share.
         compressors=None,
         fill_value=0,
     )
@@ -178,6 +179,7 @@ def chunked(store: Store, count: int, chunk_bytes: int, name: str = "a") -> Any:
 
 def numbers(count: int, chunk_bytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return random values for such an array."""
+    # Random, so that no file system or engine saves bytes that are equal; and the same in each run.
     return np.random.default_rng(0).random(count * (chunk_bytes // 8))
 
 

@@ -44,6 +44,7 @@ def set_native(engine: str, count: int, spec: int) -> dict[str, float]:
     warm_up(engine)
     session = repository.writable_session("main")
     _array(session.store, count)
+    # Apart from the commit: with 64 at a time it is the interpreter that is measured here.
     with Meter() as writing:
         asyncio.run(_write(session.store, count))
     with Meter(finds_memory=True) as commit:
@@ -97,6 +98,7 @@ def iterate(engine: str, directory: str, count: int) -> dict[str, float]:
         total = 0
         async for batch in store.array_chunk_iterator("a"):
             total += len(batch[2])
+            # Each column is used: one that is made when it is asked for would else cost nothing.
             assert int(batch[4].sum()) == CHUNK_BYTES * len(batch[2])
         return total
 

@@ -85,6 +85,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     axes.barh(
         range(len(chosen)),
         [line.ratio - 1 for line in chosen],
+        # Bars begin at 1, where both take the same, and go to the left where we lost.
         left=1,
         color=[colours[line.verdict] for line in chosen],
     )
@@ -131,6 +132,8 @@ def grown(results: Sequence[Result]) -> dict[str, dict[int, Result]]:
     for result in results:
         if result.metric != "seconds" or not {OURS, "official"} <= result.samples.keys():
             continue
+        # Each number of a name may be the one that grows; names with fewer than three sizes are
+        # dropped.
         for amount in _AMOUNT.finditer(result.workload):
             name = f"{result.workload[: amount.start()]}n{result.workload[amount.end() :]}"
             found.setdefault(name, {})[int(amount[0].replace(",", ""))] = result

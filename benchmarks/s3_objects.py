@@ -140,6 +140,8 @@ class Objects:
         return Reply("200 OK", headers=f"ETag: {self._store(path, body, meta)}\r\n")
 
     def _store(self, path: str, data: bytes, meta: str) -> str:
+        # A number and no MD5, which would make the server the slowest part; as long as one, for
+        # clients that look.
         etag = f'"{next(self._numbers):032x}"'
         if path not in self._objects:
             # Sorted when somebody lists.
@@ -216,6 +218,8 @@ class Objects:
             if delimiter and delimiter in rest:
                 folder = prefix + rest.partition(delimiter)[0] + delimiter
                 folders[folder] = None
+                # Behind all keys of the folder: the search goes on after it, and so does the next
+                # page.
                 last = folder + "\U0010ffff"
                 where = bisect_left(self._paths, f"{bucket}/{last}")
                 continue

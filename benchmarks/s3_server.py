@@ -93,6 +93,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        # The handshake of TCP, which this machine does at once.
         self._opened = self._loop.time() + self._round_trip
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,6 +106,7 @@ class _Connection(asyncio.Protocol):
             return
         # The first request follows the handshake.
         sent = max(self._opened, self._loop.time())
+        # Never before what was sent earlier: jitter must not reorder the bytes of a stream.
         self._arrival = max(self._arrival, sent + self._half())
         self._loop.call_at(self._arrival, self._take, data)
 
@@ -135,6 +137,8 @@ class _Connection(asyncio.Protocol):
             size = int(headers.get("content-length", "0"))
             if len(self._buffer) < size:
                 return
+            # Through a view: a slice of the buffer would copy a body of megabytes twice. Its one
+            # copy is let go of before the buffer is cut, which a view that is held would forbid.
             body = bytes(memoryview(self._buffer)[:size])
             del self._buffer[:size]
             self._head = None
@@ -164,6 +168,7 @@ class _Connection(asyncio.Protocol):
         if target == "/-/forget":
             self._objects.forget_large()
             return Reply("200 OK")
+        # SDKs send bodies in chunks of their own (aws-chunked) with a checksum at the end.
         if "x-amz-decoded-content-length" in headers:
             body = _unchunked(body)
         return self._objects.answer(method, target, headers, body)
@@ -171,11 +176,13 @@ class _Connection(asyncio.Protocol):
     def _reply(self, method: str, reply: Reply) -> None:
         head = f"HTTP/1.1 {reply.status}\r\nServer: bench\r\n{reply.headers}"
         size = len(reply.body)
+        # A reply to HEAD has the length of a body that does not follow.
         if method == "HEAD" and "X-Length: " in head:
             head = head.replace("X-Length: ", "Content-Length: ")
         elif not reply.status.startswith(("204", "304")):
             head += f"Content-Length: {size}\r\n"
         encoded = f"{head}\r\n".encode("latin-1")
+        # One packet for a small reply; to join a large one would copy it.
         if size < 65536:
             self._send(encoded + bytes(reply.body))
         else:
@@ -215,6 +222,7 @@ async def _serve(certificate: str) -> None:
             )
             await stack.enter_async_context(server)
             ports[name] = server.sockets[0].getsockname()[1]
+        # After all ports listen: who reads the line may connect.
         sys.stdout.write(json.dumps(ports) + "\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -42,6 +42,7 @@ def test_chunk_type(contest: Contest, tmp_path: Path, session: str) -> None:
             if session == "reads"
             else repository.writable_session("main")
         )
+        # Loads the manifest, which the question is not about.
         assert sync(opened.store.get("a/c/0", PROTOTYPE)) is not None
         work[engine] = partial(_ask_all, opened)
     contest.race(

@@ -44,6 +44,7 @@ def test_import(contest: Contest) -> None:
         rounds=7,
         environment={"PYTHONDONTWRITEBYTECODE": ""},
     )
+    # No driver and no extra is imported before somebody asks for it.
     assert set(found["ours"]["imported unasked"]) == {0}
 
 
@@ -107,6 +108,8 @@ def test_first_open_without_bytecode(contest: Contest, tmp_path: Path) -> None:
         contest,
         tmp_path / "repository",
         "import, open and read a first chunk, after zarr, without bytecode",
+        # Bytecode is looked for in an empty folder, and not written there, so that each turn
+        # compiles.
         {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": nothing},
     )
 

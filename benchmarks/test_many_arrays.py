@@ -102,6 +102,7 @@ def test_append(contest: Contest, tmp_path: Path, chunks: int) -> None:
     numbers = count(chunks)
     for engine in ENGINES:
         repository = create(engine, str(tmp_path / engine), inline=0, split=10)
+        # Stored, so that both engines split as it says when they open the repository.
         repository.save_config()
         session = repository.writable_session("main")
         sync(_plant(session.store, arrays, chunks))
@@ -169,6 +170,7 @@ def test_difference(contest: Contest, tmp_path: Path, changes: int) -> None:
 
 def _numbers(contest: Contest, changes: int) -> tuple[int, int]:
     """Return the number of changes, and of calls."""
+    # Enough calls that a turn takes milliseconds, and few enough that it takes no minute.
     return contest.pick(10, changes), contest.pick(1, CALLS if changes < 1000 else 3)
 
 

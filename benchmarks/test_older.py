@@ -61,6 +61,7 @@ async def _create(folder: Path, layout: str) -> None:
 def _fill(folder: Path, layout: str, chunks: int) -> None:
     """Make one array for each."""
     asyncio.run(_create(folder / "ours", layout))
+    # The first was created above, in its layout: neither facade makes the old ones.
     for name in NAMES[1:]:
         create(_engine(name), str(folder / name))
     for name in NAMES:

@@ -79,6 +79,7 @@ def test_local(contest: Contest, tmp_path: Path, attic: Attic, codecs: str) -> N
 
     def fresh(name: str) -> str:
         attic.put_away(tmp_path / name)
+        # What the turn before left unwritten would be written in this one.
         os.sync()
         return str(tmp_path / name)
 
@@ -92,6 +93,7 @@ def test_local(contest: Contest, tmp_path: Path, attic: Attic, codecs: str) -> N
                 "ours": ours(Packing()),
                 UNPACKED: ours(Packing.off()),
                 "official": lambda directory: _write_official(directory, data),
+                # The one other format here that packs chunks into larger files.
                 "tensorstore ocdbt": lambda directory: _write_ocdbt(directory, data),
                 ZARR_ALONE: lambda _: _write_nowhere(data),
             },

@@ -40,6 +40,7 @@ def _fill(directory: str, chunks: int, cells: int) -> None:
     array: Any = zarr.create_array(
         session.store, name="t", shape=(chunks * cells,), chunks=(cells,), dtype="f4"
     )
+    # Not random: values of a chunk are near to one another, as those of a field are.
     wave = (np.arange(cells, dtype="f4") % 4096) * (SPREAD / 4096)
     for number in range(chunks):
         array[number * cells : (number + 1) * cells] = wave + number
@@ -51,6 +52,7 @@ def _by_slabs(directory: str, low: float, high: float, cells: int) -> float:
     store = open_repository("official", directory).readonly_session("main").store
     array: Any = zarr.open_array(store, path="t", mode="r")
     most = -math.inf
+    # Eight chunks at a time: the array as a whole would not fit into memory.
     for start in range(0, array.shape[0], 8 * cells):
         slab = array[start : start + 8 * cells]
         found = slab[(slab > low) & (slab < high)]
@@ -77,6 +79,7 @@ def test_selective(contest: Contest, tmp_path: Path) -> None:
         rounds=3,
     )
     cost = found[-1]
+    # Of all turns: an answer that differs once is wrong.
     assert {it.value for it in found} == set(slabs)
     whole = cost.bytes_read + cost.bytes_skipped
     assert cost.bytes_read * LEAST_SAVING <= whole
@@ -134,6 +137,7 @@ def test_rows_far_away(contest: Contest) -> None:
         session = repository.writable_session("main")
         to_icechunk(dataset, session, encoding={"t": {"chunks": (20, 64 * 96)}})
         session.commit("filled")
+        # Only once it is filled: writing is not what is measured.
         storage.seconds = contest.pick(0.001, 0.05)
 
         def frame() -> int:

@@ -65,10 +65,12 @@ class Stores:
 
     def _work(self, store: Store, one: One, keys: list[str], limit: int) -> Work:
         async def work() -> None:
+            # Shared by the workers: each takes the next key, so that none waits for a slow one.
             pending = iter(keys)
 
             async def worker() -> None:
                 for key in pending:
+                    # A contender that finds nothing is fast, and wrong.
                     assert await one(store, key)
 
             if limit == 1:

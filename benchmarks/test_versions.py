@@ -65,6 +65,7 @@ def test_net_diff(contest: Contest, tmp_path: Path, between: str) -> None:
     directory = str(tmp_path / "repository")
     base = _make_references(contest, directory, str(tmp_path / "source"), number)
     start, end = (base, "main") if between == DIFFERENCES[0] else ("other", "main")
+    # Two branches: chunk 7 was changed on one and chunk 9 on the other, and both differ.
     expected = [[CHANGED["main"]]] if start == base else [[7], [9]]
 
     def ours() -> None:
@@ -142,6 +143,7 @@ def test_merge(contest: Contest, tmp_path: Path) -> None:
     values = numbers(changed, CHUNK_BYTES)
     _make_branches(tmp_path / "made", values)
     copy_for_each(tmp_path / "made")
+    # A branch for each turn: a merge that is done leaves nothing to merge again.
     names = (f"into-{number}" for number in count())
 
     def setup(name: str) -> str:
@@ -167,6 +169,7 @@ def test_merge(contest: Contest, tmp_path: Path) -> None:
         floor="write a small file and sync it",
         note="the official engine has no merge: it writes the chunks again, from memory",
     )
+    # Half of the array comes from the branch, and the last cell from main: neither undid the other.
     expected = np.concatenate([values, np.zeros(len(values))])
     expected[-1] = 1
     for name in ENGINES:
@@ -199,6 +202,7 @@ def test_watch(contest: Contest, tmp_path: Path) -> None:
         nonlocal last
         new: list[str] = []
         for info in repository.ancestry(branch="main"):
+            # The walk ends at what is known, so that it costs as little as a user can make it.
             if info.id == last:
                 break
             new.append(info.id)
@@ -231,6 +235,7 @@ def test_watch_again(contest: Contest, tmp_path: Path) -> None:
     number = make_history(tmp_path, contest.pick(200, 5_000))
     made = tmp_path / "made"
     line = [it.id for it in open_repository("official", str(made)).ancestry(branch="main")]
+    # Oldest first, as watch gives them.
     missed = [line[place] for place in range(MISSED)][::-1]
 
     async def follow() -> list[str]:
@@ -309,6 +314,7 @@ def _make_versions(repository: Any, versions: int) -> list[str]:
                 compressors=None,
             )
         else:
+            # Seven and a hundred have no common divisor: a chunk comes again only after all others.
             box = [slice(it * SIDE, it * SIDE + SIDE) for it in divmod(number * 7 % ROWS**2, ROWS)]
             zarr.open_array(session.store, path="a")[*box] = random.random((SIDE, SIDE))
         ids.append(session.commit(f"version {number}"))
@@ -318,6 +324,7 @@ def _make_versions(repository: Any, versions: int) -> list[str]:
 def test_reads_of_a_cube(contest: Contest, tmp_path: Path) -> None:
     """Each different chunk is read once; by checkouts, once for each of them."""
     versions = contest.pick(20, 200)
+    # All chunks of the first version, and one for each that follows.
     different = ROWS**2 + versions - 1
     ids = _make_versions(create("ours", str(tmp_path / "made"), inline=0), versions)
     ours = asyncio.run(_count_reads(tmp_path / "made"))

@@ -49,6 +49,7 @@ def _write(
         asyncio.run(session.store.set(f"a/c/{number}", value))
         return session
 
+    # Flushed and not committed: it does all that a commit does but for moving the branch.
     changed(0).flush("code is loaded, and connections are open")
     start()
     waits: list[float] = []

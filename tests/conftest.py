@@ -65,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if len(axes) < 2:
             continue
         for item, values in cases:
+            # a chessboard: of (a, b) x (1, 2) the run keeps (a, 1) and (b, 2)
             if sum(known.index(values[name]) for name, known in axes.items()) % 2:
                 item.add_marker(pytest.mark.thorough)
 

@@ -101,6 +101,7 @@ async def objects(storage: Storage) -> dict[str, bytes]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that no event of this loop tells."""
+    # Long, for a busy machine: a test that waits in vain fails by it, and none depends on it.
     async with asyncio.timeout(240):
         while not condition():  # noqa: ASYNC110 -- see above
             await asyncio.sleep(0.001)
@@ -110,6 +111,7 @@ async def cancelled_when(doing: Coroutine[Any, Any, object], condition: Callable
     """Begin something, cancel it once the condition holds, and wait for its end."""
     task = asyncio.create_task(doing)
     await until(condition)
+    # The condition held a moment ago, on this loop: nothing else has run since.
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -47,7 +47,10 @@ class Killing(WrappedStorage):
         del key
         if self._of is not None and operation not in self._of:
             return
+        # 0 is before the first request, 1 after it, 2 before the second: a reply that is lost is a
+        # place apart from a request that is.
         if self._left == 0:
+            # The signal and not `os._exit`: buffers, finally and atexit must not run.
             os.kill(os.getpid(), signal.SIGKILL)
         self._left -= 1
 
@@ -66,6 +69,7 @@ def in_child(work: Coroutine[Any, Any, None]) -> bool:
             sys.stderr.write(f"{error!r}\n")
             os._exit(1)
         os._exit(0)
+    # In the parent, where it never runs: else Python warns of a coroutine that nobody awaited.
     work.close()
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
@@ -88,6 +92,7 @@ def kills(
         Each copy, and whether the child was killed; the last one was not.
     """
     at, died = first, True
+    # The first place that nobody dies at is behind the last request: all before it were tried.
     while died:
         root = fresh.with_name(f"at-{at}")
         shutil.copytree(fresh, root)

@@ -95,6 +95,8 @@ class _Ready:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        # The id comes first, so that a program that does not end can be killed, and not the process
+        # that is ready for the next one.
         pid = int(self._process.stdout.readline())
         if not select([self._process.stdout], [], [], timeout)[0]:
             os.kill(pid, signal.SIGKILL)
@@ -115,6 +117,8 @@ def _next_program() -> dict[str, Any] | None:
     """Return a program that is asked for, in a new process; None in this one, at the end."""
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
+        # Before the first call into the library, which may start threads: of those a child has
+        # none.
         pid = os.fork()
         if pid == 0:
             return asked
@@ -130,6 +134,7 @@ def _become(asked: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(asked["environment"])
     for descriptor, file in ((0, os.devnull), (1, asked["output"]), (2, asked["errors"])):
         opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        # The descriptors and not `sys.stdout`: what the program starts inherits them.
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.argv = [asked["name"]]

@@ -105,8 +105,11 @@ def _imports(tree: ast.Module, known: Iterable[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
+            # The whole tree, and not its first level: imports within functions and for types count,
+            # since they are what circles hide in.
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
+            # `from icechunk_async.engine import open` is engine/open where there is such a module
             submodules = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [
                 name if name.replace(".", "/") in known else node.module for name in submodules
@@ -119,6 +122,7 @@ def build(modules: Mapping[str, Module], rooms: Sequence[Room]) -> House:
     house = House({room.name: room for room in rooms})
     home = {}
     for path, module in modules.items():
+        # The longest pattern wins: a room within a room takes its modules out of the outer one.
         best = max(rooms, key=lambda room: room.covers(path))
         if best.covers(path) < 0:
             raise SystemExit(
@@ -152,6 +156,7 @@ def arrows(house: House) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
             else:
                 down[user].add(used)
 
+    # `seen`, since arrows beside each other may form circles.
     def reaches(start: str, goal: str, seen: set[str]) -> bool:
         return any(
             middle == goal or (middle not in seen and reaches(middle, goal, seen | {middle}))
@@ -233,6 +238,7 @@ def _ports(house: House, pairs: Sequence[tuple[str, str]]) -> tuple[Ports, Ports
                 ends[pair] = x + w * number / (len(group) + 1), y + h if is_upper else y
     for pair in pairs:
         (ax, ay, aw, ah), (bx, by, bw, bh) = (house.rooms[name].box for name in pair)
+        # Side by side: from side to side, at half the height.
         if ay == by:
             right = bx > ax
             leaving[pair] = (ax + aw if right else ax), ay + ah / 2
@@ -306,6 +312,7 @@ def _plain(docstring: str) -> str:
 def _steady(sizes: tuple[int, int], known: tuple[int, int] | None) -> tuple[int, int]:
     modules, lines = sizes[0], max(100, round(sizes[1], -2))
     if known and all(
+        # Otherwise each commit would change the page, and two branches would clash in it.
         abs(old - new) <= max(new / 5, slack)
         for old, new, slack in zip(known, (modules, lines), (1, 100), strict=True)
     ):
@@ -335,6 +342,7 @@ def generate() -> dict[Path, str]:
     house = build(modules, load_rooms(layout))
     page = PAGE.read_text(encoding="utf-8")
     before, begin, rest = page.partition(BEGIN)
+    # The table as it stands says which sizes to keep, see `_steady`.
     recorded, end, after = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"{PAGE} has no place for the table: {BEGIN} ... {END}")

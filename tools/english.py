@@ -93,6 +93,7 @@ class Configuration:
         return cls(
             tics=tuple(
                 Tic(
+                    # A space of a pattern is any white space: a phrase may break over lines.
                     re.compile(tic["pattern"].replace(" ", r"\s+")),
                     tic["instead"],
                     tic.get("first", False),
@@ -123,6 +124,7 @@ def passages_of_python(source: str) -> Iterator[Passage]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             kind = "docstring" if node in documented else "message"
+            # Other strings are messages only if they have words; keys and names have no style.
             if kind == "docstring" or " " in node.value:
                 yield Passage(kind, node.lineno, _without_code(node.value))
     yield from _comments(source)
@@ -134,6 +136,7 @@ def _comments(source: str) -> Iterator[Passage]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
+        # A line that does not follow the last one begins another block.
         if lines and token.start[0] != first + len(lines):
             yield Passage("comment", first, _without_code("\n".join(lines)))
             lines = []

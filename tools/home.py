@@ -42,6 +42,7 @@ async def _draw() -> str:
         await _add(repository, "main", 1, "February")
         await repository.merge("review")
         graph = await repository.ancestry_graph()
+    # An empty line would end the block of HTML in Markdown.
     drawn = graph.svg().replace("\n\n", "\n").strip()
     for known, row in zip(_IDS, graph.rows, strict=True):
         drawn = drawn.replace(str(row.info.id)[: len(known)], known)

@@ -42,6 +42,8 @@ class SharedText(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Complete the classes of the facade when the package has been read."""
+        # When the whole package was read: a class of the facade may name one of a module that comes
+        # later.
         for one in _all(pkg):
             if one.docstring is not None:
                 one.docstring.value = as_markdown(one.docstring.value)
@@ -102,6 +104,7 @@ def _native(
     owner, name = found.groups()[-2:]
     path = home.module.resolve(owner)
     native = home.package.modules_collection[path].all_members[name]
+    # A class that is imported into another module is an alias there, without members to copy.
     target = native.final_target if isinstance(native, griffe.Alias) else native
     assert isinstance(target, griffe.Function), f"{path}.{name}"
     return target
@@ -111,6 +114,7 @@ def _renamed(
     native: griffe.Function, member: griffe.Attribute, home: griffe.Class | griffe.Module
 ) -> griffe.Function:
     """Return a copy of a native method under another name, with the result that it has here."""
+    # A copy: the native method stays on its own page, under its name.
     twin = copy.copy(native)
     twin.name, twin.parent = member.name, home
     twin.lineno, twin.endlineno = member.lineno, member.endlineno

@@ -147,6 +147,7 @@ async def look_then_write(
             found_version = (await storage.get(key)).version
         if found_version != expected:
             return await storage.put(key, data, if_version=expected)
+    # Here another writer comes between the look and the write.
     await turn()
     return await storage.put(key, data)
 

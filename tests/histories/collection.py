@@ -156,6 +156,7 @@ class Actor:
 
     async def pause(self, hours: float) -> None:
         """Wait for a random time: often a moment, at times hours."""
+        # Of virtual time, so hours cost nothing. Moments make races, and hours make things old.
         longest = self.rng.choice([0.01, 60.0, hours * HOUR, hours * HOUR])
         await anyio.sleep(self.rng.random() * longest)
 
@@ -193,6 +194,7 @@ class Collector(Actor):
         back = self.rng.choice([0.0, 0.0, 0.0, self.rng.random() * HOUR])
         cutoff = clock.from_us(clock.now_us()) - timedelta(seconds=back)
         self.book.collections_begun += 1
+        # Also before: from here on chunks may go.
         self.book.collections_incomplete += 1
         try:
             async with self.opened() as repository:
@@ -202,6 +204,8 @@ class Collector(Actor):
             return
         self.book.counts["chunk objects deleted"] += report.chunks_deleted
         self.book.counts["snapshots deleted"] += report.snapshots_deleted
+        # One that failed may have left requests that land later, so that it never counts as
+        # complete.
         if not report.failures:
             self.book.collections_incomplete -= 1
 
@@ -221,6 +225,7 @@ class Expirer(Actor):
     async def expire(self) -> None:
         """Expire once."""
         back = self.rng.random() * self.longest_seconds * self.rng.choice([0.0, 0.3, 1.0])
+        # Before it is asked for: a commit may vanish while the reply is on its way.
         self.book.expired_before = max(self.book.expired_before, now() - back)
         cutoff = clock.from_us(clock.now_us()) - timedelta(seconds=back)
         with suppress(IcechunkError):
@@ -260,6 +265,8 @@ class Reader(Actor):
         except IcechunkError as error:
             for branch in BRANCHES:
                 line = [it.id async for it in repository.ancestry(branch=branch)]
+                # Gone from all branches, it may be damaged or missing: it was expired, or amended
+                # away.
                 if snapshot_id in line:
                     self.book.report(f"{name} is on {branch} and not whole: {error}")
 
@@ -354,6 +361,7 @@ class Writer(Actor):
         data = f"{name} {key} {self.rng.random()} ".encode()
         data *= self.rng.choice([1, 30])
         await write(session, key, data)
+        # After the write: one that raised is not part of the session.
         written[key] = data
 
     async def attempt(
@@ -369,6 +377,8 @@ class Writer(Actor):
             outcome = Outcome.ACKNOWLEDGED
             self.book.snapshots[session.snapshot_id] = name
         except OutcomeUnknownError:
+            # The outcome of another request may be unknown, such as that of a lease. That commits
+            # nothing.
             committing = session is not None and (session.read_only or session.outcome_unknown)
             outcome = Outcome.UNKNOWN if committing else Outcome.REFUSED
         except IcechunkError as error:
@@ -398,6 +408,7 @@ class Writer(Actor):
     async def publish_once(self, session: Session, name: str, *, amend: bool) -> None:
         """Commit or amend."""
         if amend:
+            # Before the amendment: if its reply is lost, the tip may have been replaced.
             self.book.replaced.add(await self.message_of_tip(session))
             await session.amend(name)
         else:
@@ -436,6 +447,7 @@ class Writer(Actor):
         except IcechunkError as error:
             found = error
         self.book.counts["chunks that were told to be gone"] += lost
+        # A collection that is under way may be about to delete it: then the session was right.
         if lost and found == data and not incomplete:
             self.book.report(f"{what} was told to be gone, and is there")
         # One that began since is not known to the session yet.
@@ -483,6 +495,7 @@ async def check_whole(
         wanted = next(
             (book.writes[it][key] for it in names if key in book.writes.get(it, {})), None
         )
+        # An expired commit's chunks stay in those after it, though its name is in no history.
         author = None if found is None else found.split(b" ")[0].decode()
         gone = author is not None and author not in names and author in book.writes
         if found != wanted and not (gone and book.writes[author or ""].get(key) == found):

@@ -59,6 +59,8 @@ async def prepare(root: Path) -> None:
 
 def say(notes: int, word: str, number: int) -> None:
     """Write a line down in one step."""
+    # Appended by one system call: lines of eight processes do not mix, and none is lost in a
+    # buffer.
     os.write(notes, f"{word} {number}\n".encode())
 
 
@@ -69,12 +71,14 @@ async def work(root: Path, notes: int, first: int, end: Path) -> None:
         while not end.exists():  # noqa: ASYNC240 -- a lookup in memory
             session = await repository.writable_session("main")
             await write(session, f"a/c/{number}", b"%d" % number * 200)
+            # Before the commit: a process that is killed in it has not landed it for all it knows.
             say(notes, "begun", number)
             try:
                 await session.commit(str(number), rebase_with=ConflictDetector())
             except (ConflictError, ChunksCollectedError):
                 say(notes, "refused", number)
                 session.abandon()
+            # Neither landed nor refused is written down, so that either is right.
             except OutcomeUnknownError:
                 session.abandon()
             else:
@@ -119,6 +123,7 @@ def main(place: Path, kills: int, seed: int) -> None:
     def start() -> int:
         nonlocal started
         started += 1
+        # Separate numbers for each process: a chunk that two write would be a conflict.
         first = started * 50
         child = os.fork()
         if child == 0:
@@ -139,6 +144,7 @@ def main(place: Path, kills: int, seed: int) -> None:
         if os.WIFEXITED(status):
             sys.exit("a process failed before it was killed")
         children[place_of] = start()
+    # On a busy machine all may be killed before they commit.
     while (place / "notes").read_text("utf-8").count("landed") < kills:
         time.sleep(_LONGEST_SECONDS)
     end.touch()

@@ -49,6 +49,7 @@ def mild(busy: Respond) -> tuple[Rule, ...]:
     """Return faults that leave no doubt whether a write landed."""
     return (
         Rule(busy, rate=0.03),
+        # Reads only: a connection that breaks under a write leaves it in doubt.
         Rule(Reset(applied=False), method="GET|HEAD", rate=0.02),
         Rule(Truncate(), method="GET", rate=0.02),
         Rule(SlowBody(0.01), method="GET", rate=0.02),
@@ -123,8 +124,10 @@ class FaultyHistories(BothSpecs):
             proxy.use(FaultPlan())
             assert await _anomalies(location, attempts) == []
             told = [attempt.outcome for attempt in attempts]
+            # Else the history would show nothing: writers that never land break no promise.
             assert told.count(Outcome.ACKNOWLEDGED) > len(told) // 2, told
             outcomes = {entry.outcome for entry in proxy.log}
+            # "reset after": a write that was applied and whose reply was lost, at least once.
             assert {"answered", "reset after"} <= outcomes, "the faults did not happen"
 
 
@@ -146,7 +149,9 @@ async def _writer(location: Location, number: int, seed: int, attempts: list[Att
         for count in range(COMMITS):
             name = f"w{number}-{count}"
             branch = rng.choice(BRANCHES)
+            # A cancelled commit counts as unknown, and must be whole or absent as any other.
             patience = rng.choice([0.05, 60.0, 60.0, 60.0])
+            # Unknown until it is told: of a commit that is cancelled nothing else is known.
             began, outcome = loop.time(), Outcome.UNKNOWN
             with anyio.move_on_after(patience):
                 outcome = await _commit(storage, name, branch, rng.randrange(4))

@@ -273,6 +273,7 @@ class WholeRepository(BothSpecs):
             infos = [info async for info in repository.ancestry(branch="main")]
             landed = [info.id for info in infos if info.message == "through a restart"]
             assert landed == [told] if told is not None else len(landed) <= 1
+            # The history continues where it was: nothing else came in, and nothing twice.
             assert infos[len(landed)].id == before
             session = await repository.writable_session("main")
             await write(session, "a/c/3", b"after" * 200)

@@ -86,6 +86,7 @@ class Scripted:
 
 def _break(request: web.BaseRequest) -> web.StreamResponse:
     assert request.transport is not None
+    # A reset and no end of the stream, which HTTP could take for the end of a body.
     request.transport.abort()
     return web.Response()
 

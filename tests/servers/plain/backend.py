@@ -79,6 +79,7 @@ class PlainStorage:
         match byte_range:
             case ByteRange(start, stop):
                 is_empty = start == stop
+                # HTTP has no empty range: one byte is read for it, and dropped.
                 last = "" if stop is None else max(start, stop - 1)
                 headers["Range"] = f"bytes={start}-{last}"
             case SuffixRange(length):
@@ -216,10 +217,13 @@ class PlainStorage:
             await writer.drain()
             return await read_response(reader, method)
         finally:
+            # Not closed in order: a request that was cancelled must not wait for a server that is
+            # silent.
             writer.transport.abort()
 
 
 def _unheard(method: str, sentence: str) -> StorageUnavailableError | OutcomeUnknownError:
+    # Reads and deletions can be asked again; a write may have landed.
     return OutcomeUnknownError(sentence) if method == "PUT" else StorageUnavailableError(sentence)
 
 

@@ -65,6 +65,7 @@ def s3_client(endpoint: str, **keys: str) -> Any:
         region_name="us-east-1",
         aws_access_key_id=keys.get("access_key_id", KEYS["access_key_id"]),
         aws_secret_access_key=keys.get("secret_access_key", KEYS["secret_access_key"]),
+        # By path, since names of buckets below localhost do not resolve.
         config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 3}),
     )
 

@@ -65,10 +65,12 @@ def within_bounds[T](work: Callable[[], T], size: int, *, base_bytes: int = 2 <<
     """
     tracemalloc.reset_peak()
     before, _ = tracemalloc.get_traced_memory()
+    # Of this thread: on a busy machine, time of the wall says nothing about the file.
     began = time.thread_time()
     found = work()
     seconds = time.thread_time() - began
     _, peak = tracemalloc.get_traced_memory()
+    # Far above what honest files take: only what is quadratic or unbounded exceeds it.
     if seconds > 2 + 1e-4 * size:
         raise BoundsExceededError(f"{size} bytes took {seconds:.1f} s")
     if peak - before > base_bytes + 150 * size:
@@ -105,6 +107,7 @@ def look_at(envelope: Envelope, file_type: FileType) -> bool:
 def _look_at_snapshot(envelope: Envelope) -> None:
     snapshot = decode_snapshot(envelope)
     nodes = snapshot.nodes
+    # UTF-8 bytes, in which the format sorts paths; Python's text sorts alike but for surrogates.
     assert list(nodes) == sorted(set(nodes), key=str.encode)
     readable = True
     for path in nodes:
@@ -150,6 +153,7 @@ def _look_at_lookups(envelope: Envelope, paths: list[str]) -> None:
 def _look_at_splices(envelope: Envelope, paths: list[str]) -> None:
     """Change nodes, and copy the others into a new file, which reads as they do."""
     spec = envelope.spec_version
+    # 0 copies however few there are, so that small files go through the code for large ones.
     for copied in (0, splicing.FEWEST_COPIED):
         with pytest.MonkeyPatch.context() as patch, suppress(FormatError, InvalidInputError):
             patch.setattr(writing, "FEWEST_COPIED", copied)
@@ -241,6 +245,7 @@ def damaged(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """Damage bytes in one to four ways; ``others`` are files to take pieces from."""
     buffer = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
+        # Up to four: the second damage may hide the first from a check that comes early.
         rng.choice(_WAYS)(rng, buffer, others)
     return bytes(buffer)
 
@@ -267,6 +272,7 @@ def _flip(rng: random.Random, buffer: bytearray, _: Sequence[bytes]) -> None:
 def _set_word(rng: random.Random, buffer: bytearray, _: Sequence[bytes]) -> None:
     width = rng.choice((1, 2, 4, 4, 4, 8))
     at = _place(rng, buffer, width)
+    # Sizes and distances that are off by little, or by all: where checks of bounds go wrong.
     value = rng.choice((*_EXTREMES, len(buffer), len(buffer) - at, rng.getrandbits(32)))
     buffer[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
 

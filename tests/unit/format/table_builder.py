@@ -72,6 +72,7 @@ class TableBuilder:
     def offsets(self, items: Sequence[Offset]) -> Offset:
         """Write a vector of tables or strings."""
         self._builder.StartVector(4, len(items), 4)
+        # The buffer grows from its end to its beginning.
         for item in reversed(items):
             self._builder.PrependUOffsetTRelative(item.position)
         return Offset(self._builder.EndVector())
@@ -91,6 +92,7 @@ class TableBuilder:
                 case Offset(position):
                     builder.PrependUOffsetTRelativeSlot(slot, position, 0)
                 case Struct(raw):
+                    # Alignment 1: ids are structs of bytes.
                     builder.Prep(1, len(raw))
                     builder.head -= len(raw)
                     builder.Bytes[builder.head : builder.head + len(raw)] = raw

@@ -24,6 +24,7 @@ class Table:
     @property
     def slots(self) -> set[int]:
         """The numbers of the fields that are present."""
+        # a vtable of 10 bytes: two words of sizes, and three slots
         return {slot for slot in range(_u16(self.data, self.vtable) // 2 - 2) if self.at(slot)}
 
     @property
@@ -40,6 +41,7 @@ class Table:
         if 4 + 2 * slot >= _u16(self.data, vtable):
             return None
         distance = _u16(self.data, vtable + 4 + 2 * slot)
+        # Within the table's own bytes, whose number is the vtable's second word.
         assert distance < _u16(self.data, vtable + 2)
         return self.position + distance if distance else None
 
@@ -109,6 +111,7 @@ class Table:
     def _follow(self, at: int) -> int:
         assert at % 4 == 0
         target = at + _u32(self.data, at)
+        # Offsets are unsigned and lead forwards: children lie behind what refers to them.
         assert at < target < len(self.data)
         assert target % 4 == 0
         return target

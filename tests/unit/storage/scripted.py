@@ -39,6 +39,7 @@ class Scripted(PassingStorage):
     async def _step[T](self, call: Callable[[], Awaitable[T]], *what: object) -> T:
         self.asked.append(what)
         self.times.append(asyncio.get_running_loop().time())
+        # Every request of a real storage gives others a turn; policies must bear it.
         await asyncio.sleep(0)
         error = self.script.pop(0) if self.script else None
         if error is None:

@@ -163,6 +163,7 @@ class Objects:
         if step is not None and (step == 0 or step % _MIB):
             raise Refusal(400, "invalid", "maxBytesRewrittenPerCall must be a multiple of 1 MiB.")
         token = ask.text("rewriteToken")
+        # A token counts once, as a lost reply makes its client begin anew.
         progress = self._rewrites.pop(token, None) if token else _Rewrite(found, target)
         if progress is None or (progress.source, progress.target) != (found, target):
             raise Refusal(400, "invalid", "The rewrite token does not match the request.")
@@ -193,6 +194,7 @@ def settings_of(document: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a client. Raise `Refusal` for those that this server does not keep."""
     unknown = set(document) - _SETTABLE - {"name", "bucket", "crc32c", "md5Hash"}
     if unknown:
+        # Not ignored: a setting that a client relies on would be missing without a word.
         raise Refusal(501, "notImplemented", f"This server does not know {sorted(unknown)}.")
     metadata = document.get("metadata") or {}
     if not all(isinstance(value, str) for value in metadata.values()):
@@ -207,6 +209,7 @@ def part_of(byte_range: str | None, size: int) -> tuple[int, int] | None:
         return None
     first, last = match.groups()
     if not first:
+        # "bytes=-5": the last five; "bytes=-": no valid range, and so all
         return (max(0, size - int(last)), size) if last else None
     if last and int(last) < int(first):
         return None

@@ -111,6 +111,7 @@ class Bucket:
         index = bisect_left(self.names, max(prefix, start))
         if after is not None:
             group = delimiter != "" and after.endswith(delimiter) and after != prefix
+            # after "a/": behind all of "a/..."; after "a": from "a\0", the least greater name
             index = max(index, bisect_left(self.names, _beyond(after) if group else after + "\0"))
         last = after
         while index < len(self.names):
@@ -137,6 +138,7 @@ def _beyond(prefix: str) -> str:
     code = ord(prefix[-1]) + 1
     if code > ord(_LAST):
         return _beyond(prefix[:-1])
+    # Surrogates are no characters, and names with them could not be encoded.
     return prefix[:-1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)
 
 
@@ -150,6 +152,8 @@ class State:
         self._journal = journal
 
     def _next_generation(self) -> int:
+        # Microseconds, as those of Cloud Storage look, and larger than any before: clients compare
+        # them.
         self._generation = max(self._generation + 1, time.time_ns() // 1000)
         return self._generation
 

@@ -94,6 +94,8 @@ class Uploads:
         content_type = request.headers.get("X-Upload-Content-Type", "application/octet-stream")
         settings.setdefault("contentType", content_type)
         conditions = ask.conditions()
+        # Here and again at the end: of two uploads that begin under the same condition one is
+        # refused then.
         self._state.check_write(bucket, name, conditions)
         upload_id = secrets.token_urlsafe(24)
         self._sessions[upload_id] = _Session(bucket, name, settings, conditions, bytearray())
@@ -110,6 +112,7 @@ class Uploads:
             raise Refusal(404, "notFound", "No such upload session.")
         if ask.method == "DELETE":
             del self._sessions[ask.text("upload_id")]
+            # What Cloud Storage replies to a session that was cancelled.
             return web.Response(status=499)
         first, total, data = _announced(request.headers.get("Content-Range"))
         begins = first if data else len(session.received)
@@ -118,6 +121,7 @@ class Uploads:
         at = begins
         async for piece in request.content.iter_any():  # what came before a break is kept
             if session.done is None and data:
+                # Bytes that came before may come again after a broken connection, and count once.
                 fresh = piece[max(0, len(session.received) - at) :]
                 session.received += fresh
             at += len(piece)
@@ -154,6 +158,7 @@ def _announced(header: str | None) -> tuple[int, int | None, bool]:
 
 
 def _incomplete(session: _Session) -> web.Response:
+    # As Cloud Storage does: what is not a whole quantum is forgotten, and must be sent again.
     kept = len(session.received) // _QUANTUM * _QUANTUM
     del session.received[kept:]
     headers = {"Range": f"bytes=0-{kept - 1}"} if kept else {}
@@ -179,6 +184,7 @@ def split_multipart(
     if found is None:
         raise Refusal(400, "badContent", f"Content-Type is not {kind} with a boundary.")
     boundary = b"--" + (found[1] or found[2]).encode()
+    # With a line end in front, so that the first boundary is like all others.
     sections = (b"\r\n" + body).split(b"\r\n" + boundary)
     if len(sections) < 3 or not sections[-1].startswith(b"--"):
         raise Refusal(400, "badContent", "Malformed multipart body.")

@@ -95,6 +95,7 @@ async def check(root: Path) -> None:
         try:
             resumed = await repository.resume_session(session_id)
         except LeaseLostError as error:
+            # Killed between the commit and the note: the lease says so, or the history does.
             if error.context["snapshot_id"] != str(tip):
                 raise
             assert spilled == 5, "it was committed before all was spilled"
@@ -103,6 +104,7 @@ async def check(root: Path) -> None:
             for chunk in range(6):
                 found = await read(resumed, f"a/c/{chunk}")
                 assert (
+                    # What was told to be spilled must be there; what was being spilled may be.
                     found == content(chunk) if chunk <= spilled else found in {content(chunk), None}
                 )
             await write(resumed, "a/c/50", b"more")
@@ -201,6 +203,7 @@ async def check_collected(root: Path) -> None:
         return (root / lease_key(sessions[kind])).exists(), len([*prefix.glob("*")])
 
     has_lease, spilled = kept("dead")
+    # The order of removal: spills first, and the lease last, which names them.
     assert has_lease or not spilled, "nobody knows any more what was spilled"
     async with Repository.open(root, storage_options=FAST) as repository:
         if "collected" not in noted(notes_of(root)):

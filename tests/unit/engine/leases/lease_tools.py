@@ -76,6 +76,7 @@ class TimedStorage(LatencyStorage):
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write an object."""
         version = await super().put(key, data, if_version=if_version)
+        # Cut to seconds, as HTTP's Last-Modified is.
         self.times[key] = self._world.now.replace(microsecond=0)
         return version
 

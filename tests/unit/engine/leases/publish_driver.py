@@ -98,11 +98,13 @@ async def check(root: Path, published: int, known: dict[str, str]) -> None:
         for pair in range(0, CHUNKS, 2):
             found = [await read(reader, f"a/c/{it}") for it in (pair, pair + 1)]
             whole = [content(pair), content(pair + 1)]
+            # A pair is published in one step: never one chunk of it alone.
             assert found == whole if pair < published else found in ([None, None], whole), found
         if "refreshed" in known:
             assert await read(reader, "a/c/80") == content(80)
         if known.get("published") == "81":
             assert await read(reader, "a/c/81") == content(81)
+        # Its holder was told of the commit, and so had removed them.
         left = [it async for it in repository.storage.list_prefix("leases/spills/")]
         assert "committed" not in known or not left
 

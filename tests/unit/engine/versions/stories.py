@@ -186,10 +186,14 @@ class Story:
         if draw < 0.4:
             await write(session, f"{path}/c/{at}", data)
         elif draw < 0.6 and self._virtual:
+            # Few names and places, so that equal references come about: writing one again is no
+            # change.
             name, offset = data[0] % 3, data[1] % 4
             virtual = VirtualChunk(f"s3://nowhere/{name}", offset, 3, f"v{data[2] % 3}")
             session.workspace.set_ref(f"/{path}", (at,), virtual)
         else:
+            # As an object although it is small, and at times twice as long, so that kinds and
+            # lengths change.
             ref = await session.workspace.store_object(data * (1 if draw < 0.9 else 2))
             session.workspace.set_ref(f"/{path}", (at,), ref)
 
@@ -218,6 +222,7 @@ class Story:
         source = self.chance.choice(nodes)
         groups = [self.top.strip("/"), *await self._nodes(session, "group")]
         target = f"/{self.chance.choice(groups)}/m{self.chance.randint(0, 999)}".replace("//", "/")
+        # A group cannot move into itself.
         if target.startswith(f"/{source}/"):
             return False
         await session.move(f"/{source}", target)

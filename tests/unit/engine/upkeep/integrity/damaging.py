@@ -41,6 +41,7 @@ async def healthy(seed: int, spec: int, *, expires: bool = True) -> dict[str, by
     """
     dice = random.Random(seed)
     url = memory_url()
+    # Half of all histories: in objects that chunks share, damage may hit bytes of none.
     packing = Packing(2000, 900) if seed % 2 else None
     config = RepositoryConfig(inline_chunk_threshold_bytes=80)
     create = Repository.create(url, spec_version=spec, packing=packing, config=config)
@@ -86,6 +87,7 @@ async def _write(session: Session, name: str, dice: random.Random) -> None:
     array = await za.open_array(store=session.store, path=name)
     size = array.chunks[0]
     for chunk in dice.sample(range(array.shape[0] // size), 3):
+        # Never 255, the fill value: a chunk of fill values would not be stored.
         values = [dice.randrange(255) for _ in range(size)]
         await array.setitem(slice(chunk * size, (chunk + 1) * size), np.array(values, "uint8"))
 
@@ -185,9 +187,11 @@ def promise(
             return "existence"
         if any(stop > len(data) for _, stop in ranges[key]):
             return "length"
+        # Of a longer or shorter object, only the bytes that both have.
         changed = {at for at, (a, b) in enumerate(zip(data, found[key], strict=False)) if a != b}
         in_use = any(start <= at < stop for at in changed for start, stop in ranges[key])
         return "decode" if in_use and made.mode == "flipped" else None
+    # Both are whole documents: another branch's tip, or no configuration, is a valid state.
     if folder in ("refs", "config.yaml") and made.mode in ("deleted", "swapped"):
         return "structure" if key.endswith("branch.main/ref.json") and data is None else None
     if data is None or (made.mode == "swapped" and folder != "repo"):
