@@ -53,6 +53,8 @@ class Proof:
         self._login = login
         self._owned: Any = None
         self._fetch: Callable[[], Awaitable[str]] | None = None
+        # Bounded: a request with an older token than these is refused for good, as it would be
+        # without this.
         self._recent: deque[str] = deque(maxlen=_RECENT)
         self._turn = asyncio.Lock()
         secret: Any = login.secret
@@ -94,6 +96,7 @@ class Proof:
         if self._fetch is None or not self._is_ending():
             return
         async with self._turn:
+            # Asked again: another request may have renewed it while this one waited for its turn.
             if self._is_ending():
                 await self._renew(self._fetch)
 
@@ -106,6 +109,7 @@ class Proof:
         if self._fetch is None or used is None:
             return None
         async with self._turn:
+            # Else another request that was refused has renewed it meanwhile.
             if self.credential.signature == used:
                 await self._renew(self._fetch)
             newest: str = self.credential.signature
@@ -274,6 +278,7 @@ class _Session:
         """Send a request."""
         response = await self._send(method, url, data, options)
         code = response.headers.get("x-ms-error-code")
+        # Bytes can be sent again; a body that is read from a file or a generator is gone.
         if response.status in (401, 403) and code in _REFUSED and isinstance(data, bytes | None):
             renewed = await self._proof.renewed(url)
             if renewed is not None:  # what was refused has changed nothing
@@ -414,6 +419,8 @@ class Clients:
             keeper = self._keep(loop, client)
             await anext(keeper)  # asyncio ends it with the loop, if the storage does not before
             with self._lock:  # between looking and adding there is no await
+                # The storage may have been closed while this connected; nobody else would close
+                # this client then.
                 if not self.closed:
                     self._open[loop] = client, keeper
                     return client
@@ -467,6 +474,7 @@ class Clients:
         """Close the clients of all loops; wait a short time for those of other loops."""
         with self._lock:
             self.closed = True
+            # A copy: each client takes itself out of the dictionary when it is closed.
             clients = dict(self._open)
         here = asyncio.get_running_loop()
         for loop, (client, keeper) in clients.items():

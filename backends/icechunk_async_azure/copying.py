@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["copy", "copy_from", "copy_through"]
 
 _COPY_TRIES: Final = 10
+# Long enough for any block, each of which gets a new signature; short for a URL that leaks.
 _SIGNED_FOR: Final = timedelta(hours=1)
 _ONE_REQUEST_BYTES: Final = 256 * 1024 * 1024
 """The service copies larger blobs only in blocks."""
@@ -126,6 +127,7 @@ async def _blocks_by_service(
         raise task.refused(f"is at {Version(found.etag)}")
     client = await requests.client("copy", source)
     blob: Any = client.blob(requests.name(task.key))
+    # Above 5 TB blocks are larger, since a blob has at most 50,000 of them.
     step = max(_COPIED_BLOCK_BYTES, -(-found.size // _MOST_BLOCKS))
 
     async def stage(block_id: str, start: int) -> None:
@@ -189,12 +191,15 @@ async def copy_through(
 ) -> Version:
     """Copy an object by reading and writing it; memory: a few blocks."""
     task = replace(Write.of(target, if_version), action="copy", subject=source)
+    # Each round copies one version or nothing: blocks become an object only with the last request.
     for _ in range(_COPY_TRIES):
         client = await requests.client("copy", source)
         found = await requests.properties(client, source, action="copy")
         version = Version(found.etag)
         if if_version not in (None, version):
             raise task.refused(f"is at {version}")
+        # In one read bytes and version belong together; the properties above are of a moment
+        # before.
         if found.size <= BLOCK_BYTES:
             whole = await read(requests, source, None)
             if whole.version == version:

@@ -64,6 +64,7 @@ def place_of(url: str) -> Place:
         InvalidURLError: it names no container, or carries more than a place.
     """
     rest = url.partition("://")[2]
+    # The URL is not repeated in the message: what stands there may be a SAS token or a password.
     if "?" in rest or "#" in rest or "@" in rest:
         raise InvalidURLError(
             "The az:// URL has a '?', '#' or '@'. Use az://container/prefix, and give SAS tokens "
@@ -132,6 +133,8 @@ def login_of(options: Mapping[str, object]) -> Login:
             if callable(token):
                 return Login(url, name, "sas-callback", token)
             return Login(url, name, "sas", _checked_sas(str(token)))
+        # azure-core sends bearer tokens over TLS only; said here, it is said before anything is
+        # opened.
         case "credential":
             _check_secure(url)
             return Login(url, name, "token", options[proof])
@@ -195,6 +198,8 @@ def _account_url(options: Mapping[str, object], name: str | None) -> str:
                 "No storage account is named. Give account_name, endpoint_url or "
                 "connection_string, or set AZURE_STORAGE_ACCOUNT_NAME."
             )
+        # Wider than names of accounts are: ``name-secondary`` is the address of a copy in another
+        # region. It becomes a part of the host, so nothing else may be in it.
         if not re.fullmatch(r"[a-z0-9-]{3,63}", name):
             raise InvalidInputError(
                 f"account_name={name!r} is not 3 to 24 lower-case letters and digits.",
@@ -268,6 +273,7 @@ def _from_connection_string(options: Mapping[str, object]) -> Login:
                 option=name,
             )
     pairs = [part.partition("=") for part in text.strip().strip(";").split(";")]
+    # Values keep their case, and the ``=`` that base64 ends with.
     fields = {key.strip().lower(): value for key, _, value in pairs}
     allow_http = options.get("allow_http") is True
     if fields.get("usedevelopmentstorage") == "true":

@@ -80,6 +80,7 @@ async def _read_suffix(requests: Requests, client: Client, key: str, length: int
         if whole.size == 0:
             return _empty(whole)
         start = max(0, whole.size - length)
+        # At the version whose size is known: the end of another one begins elsewhere.
         conditions = {"etag": whole.etag, "match_condition": MatchConditions.IfNotModified}
         try:
             found = await _download(requests, client, key, start, None, **conditions)
@@ -143,6 +144,8 @@ async def _download(
     else:
         whole = answer.properties
         return Retrieved(data, Version(whole.etag), _size(whole), whole.last_modified)
+    # Outside of the handler: the foreign error may quote a SAS token and must not become the
+    # context.
     raise signal
 
 
@@ -177,8 +180,14 @@ async def list_entries(
         entries = [_entry(item, len(root)) for item in page]
         for entry in in_order([entry for entry in entries if entry is not None]):
             name = _name(entry)
+            # The start is inclusive and may have been cut; a group may come again with the next
+            # page.
             if (start_after is not None and name <= start_after) or name == last:
                 continue
+            # The service sorts by UTF-16, where characters beyond U+FFFF come before U+E000 to
+            # U+FFFF; in UTF-8 they come after these. Only names that are equal up to such a
+            # character can be out of order, so a run of them is collected and sorted, and all
+            # others pass.
             low = _low_part(name, len(prefix))
             if run and low != beginning:
                 for one in in_order(run):

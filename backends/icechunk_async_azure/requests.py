@@ -83,7 +83,7 @@ class Requests:
             with released():
                 return await request
         except IcechunkError:
-            raise
+            raise  # ours already, such as that of the caller's function for tokens
         except FOREIGN as error:
             failure = self.explain(error, action, key=key)
         except (AttributeError, RuntimeError) as error:
@@ -96,6 +96,7 @@ class Requests:
     def explain(self, error: BaseException, action: str, *, key: str | None = None) -> Any:
         """Return the contract's error for ``error``, as `failures.explain` does."""
         if self.clients.closed:
+            # What broke then broke because its connection was closed.
             return StorageClosedError(
                 f"The storage was closed while {action!r} was under way. Open it again."
             )

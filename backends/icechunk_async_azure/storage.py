@@ -106,6 +106,7 @@ async def open_azure(
         ),
         "user_agent": user_agent,
     }
+    # Options that have their defaults do not travel: equal storages have equal descriptions.
     given = {name: value for name, value in options.items() if value is not None}
     check_number("timeout_seconds", timeout_seconds, 0.001)
     check_number("connect_timeout_seconds", connect_timeout_seconds, 0.001)

@@ -24,6 +24,8 @@ __all__ = ["FsspecStorage", "open_filesystem", "open_fsspec"]
 
 _SCHEME: Final = "fsspec+"
 _READ_ONLY: Final = "it was opened with read_only=True; open it without to write"
+# fsspec shares instances with equal arguments, and keeps listings: what other processes write would
+# not be seen.
 _FRESH: Final[Mapping[str, object]] = {"skip_instance_cache": True, "use_listings_cache": False}
 
 
@@ -122,6 +124,7 @@ async def _open(
     why: str | None = _READ_ONLY
     if not read_only:
         why = await anyio.to_thread.run_sync(why_not_exclusive, again, path)
+    # A text, or several in a tuple.
     shared = "memory" not in filesystem.protocol
     return FsspecStorage(Folder(filesystem, path), capabilities(why, shared=shared), description)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["AccessToken", "Location", "Options", "Token", "describe", "parse_location"]
 
 _SCHEME: Final = "gs://"
+# Names with dots may have 222 characters, others 63; the service knows better than a pattern.
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 CONNECT_TIMEOUT_SECONDS: Final = 10.0

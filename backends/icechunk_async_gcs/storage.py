@@ -96,6 +96,7 @@ async def open_gcs(
     )
     storage = GCSStorage(description, location, service, read_only=read_only)
     try:
+        # Within the `try`: a client that is half made is closed as well.
         await service.connect()
         yield storage
     finally:
@@ -150,6 +151,7 @@ class GCSStorage:
         whether it was this write that landed.
         """
         name = self._location.name(key)
+        # After the key, so that a bad key is an error of every storage alike.
         self._check_writable()
         return await writing.put(self._service, key, name, data, if_version)
 
@@ -195,6 +197,8 @@ class GCSStorage:
         """Copy an object of another bucket, on the server."""
         assert isinstance(source, GCSStorage)
         self._check_writable()
+        # Of the source's bucket, but asked with the credentials of the target, which must be able
+        # to read it.
         origin = source.path_of(key)
         name = self._location.name(key)
         await writing.copy(self._service, (key, key), (origin, name), None, origin=origin)

@@ -90,6 +90,7 @@ async def open_http(
     if allow_http:
         given["allow_http"] = True
     given |= _named(user_agent)
+    # No limit for a whole transfer, which may be long; silence within it has one.
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=connect_timeout_seconds, sock_read=timeout_seconds
     )
@@ -130,6 +131,7 @@ def _read_url(url: str) -> URL:
             and (not base.fragment)
         ):
             return base
+        # The URL is not repeated: what it may not have may be secret.
         problem = "has a user, password, query or fragment, which may be secret and has no place"
     raise InvalidURLError(
         f"The URL of a web server {problem}. Use one such as 'https://host/path', and 'headers' "

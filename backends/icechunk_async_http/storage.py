@@ -145,9 +145,12 @@ class HTTPStorage:
         etag = strong_etag(version.token)
         own = {"If-None-Match": etag} if etag else {}
         async with self._transport.get(self._url(key), key, own) as answer:
+            # A 304 that was not asked for says nothing about the object.
             if answer.status == 304 and etag:
                 return None
             _check(answer, key)
+            # Such a version may stand for other bytes of the same length: the object counts as
+            # changed.
             known = None if version.token.startswith(UNKNOWN) else version
             return await read_whole(answer, key, None, known, unversioned=self._unversioned)
 
@@ -192,6 +195,7 @@ class HTTPStorage:
         raise UnsafeStorageError(f"{self!r} cannot {what}: {_ONLY_READS}.")
 
     def _url(self, key: str) -> URL:
+        # Encoded here, once and for all: yarl would decode some of it again, such as ``%27``.
         return URL(f"{self._base}/{quote(check_key(key), safe='/')}", encoded=True)
 
 

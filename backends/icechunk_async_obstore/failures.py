@@ -122,6 +122,8 @@ _ADVICE: Final[Mapping[type[IcechunkError], str]] = {
 def read_report(error: BaseException) -> Report:
     """Parse an exception of the client."""
     text = str(error)
+    # What follows are the client's own structures: they quote URLs and headers, in which anything
+    # may match.
     head = text.partition("\n\nDebug source:")[0]
     if any(host in text for host in _METADATA_HOSTS):  # its last source of credentials
         return Report(Reason.NOT_SENT, None, None, PermissionDeniedError)
@@ -137,6 +139,7 @@ def read_report(error: BaseException) -> Report:
         return Report(Reason.ANSWERED, 403 if told == "AccessDenied" else 400, told)
     if "redirect" in head:  # S3 redirects requests to another region without a location
         return Report(Reason.ANSWERED, 301, "PermanentRedirect")
+    # Only the structures tell at which step a request failed.
     if "kind: Connect" in text or "builder error" in head:
         if "dns error" in text:
             return Report(Reason.NOT_SENT, None, None, NameResolutionError)
@@ -183,6 +186,7 @@ def _kind(report: Report, *, writes: bool) -> type[IcechunkError]:
     status = report.status or 0
     if status in _BY_STATUS:
         return _BY_STATUS[status]
+    # A write needs no object to be there, so that it is the bucket that is missing.
     if status == 404:
         return BucketNotFoundError if writes else ObjectNotFoundError
     if status >= 500:

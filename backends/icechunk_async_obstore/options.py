@@ -39,6 +39,7 @@ __all__ = [
     "version_of",
 ]
 
+# Some servers leave out the quotes.
 _ETAG: Final = re.compile(r'(?:W/)?"[^"]*"|[A-Za-z0-9_.+/=-]+')
 _GENERATION: Final = re.compile(r"[1-9][0-9]*")
 
@@ -163,6 +164,8 @@ class Options:
         if self.endpoint_url is not None:
             self._check_endpoint(self.endpoint_url)
         else:
+            # The client reads these variables by itself, without asking whether plain HTTP is
+            # wanted.
             self._check_encrypted(*filter(None, map(os.environ.get, _ENDPOINTS[service])))
         for name in ("timeout_seconds", "connect_timeout_seconds"):
             if not getattr(self, name) > 0:

@@ -184,6 +184,8 @@ def first_offset(prefix: str, start_after: str | None) -> str | None:
     """Return an offset that skips unwanted entries and no wanted ones."""
     offset = offset_before(start_after) if start_after is not None else None
     if prefix and not prefix.endswith("/"):
+        # For the prefix ``ab`` the offset ``aa``: all that begins with ``ab`` follows it, and of
+        # what comes before only names that begin with ``aa``, which are dropped.
         below = prefix[:-1] + chr(ord(prefix[-1]) - 1) if prefix[-1] != "\0" else prefix[:-1]
         if is_sendable(below) and (offset is None or below > offset):
             return below
@@ -222,6 +224,7 @@ class Ordered:
             if key.startswith(self._prefix):
                 if self._start_after is None or key > self._start_after:
                     yield ObjectInfo(key, meta["size"], meta["last_modified"])
+            # In order, so that nothing behind this begins with the prefix.
             elif key > self._prefix:
                 self.ended = True
                 return

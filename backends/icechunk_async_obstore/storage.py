@@ -156,6 +156,7 @@ class ObstoreStorage:
 
     async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
         """Delete objects; a missing one counts as deleted."""
+        # All keys are checked before the first is deleted.
         doomed = {key: self._path(key) for key in keys}
         names = list(doomed)
         failures: list[DeleteFailure] = []
@@ -262,6 +263,8 @@ class ObstoreStorage:
         if not refused:
             raise error from None
         holds = found is None if expected is Absent.ABSENT else found == expected
+        # The object is as expected, so the condition held: another write was under way (409), and
+        # was given up.
         if holds and report.status == 409:
             raise StorageUnavailableError(
                 f"{key!r} was being written by someone else; nothing was changed. Try again.",

@@ -321,11 +321,13 @@ def find_route(options: Options, bucket: str, stock: Stock) -> Route:
         InvalidInputError: botocore cannot make sense of an option or of the configuration, or the
             endpoint that it finds is not encrypted and that was not allowed.
     """
+    # Without a lock: two threads may both ask botocore, and are told the same.
     known_by = _decisive(options, bucket)
     found = _places.get(known_by)
     if found is None:
         found = stock.where()
         _places[known_by] = found
+        # A service that opens ever new buckets must not keep them all.
         while len(_places) > _KEPT:
             _places.popitem(last=False)
     base_url, region, authorities = found
@@ -394,6 +396,8 @@ def _tls(authorities: Any) -> ssl.SSLContext:
     return context
 
 
+# As in aiobotocore: S3 closes a connection that was idle for 20 seconds, and a request that is sent
+# into one that is closing has an unknown outcome.
 _KEEP_ALIVE_SECONDS: Final = 12.0
 
 

@@ -122,6 +122,7 @@ class ChainKeys:
                 "AWS_SECRET_ACCESS_KEY, pass access_key_id= and secret_access_key=, or pass "
                 "anonymous=True for a public bucket."
             )
+        # Asked for each request: from memory, unless the keys end soon.
         frozen = await self._found.get_frozen_credentials()
         last = self.last
         if (
@@ -130,6 +131,7 @@ class ChainKeys:
             or last.secret_access_key != frozen.secret_key
             or last.session_token != frozen.token
         ):
+            # Made anew only where they differ, since each request comes here.
             self.last = S3Credentials(frozen.access_key, frozen.secret_key, frozen.token)
         return self.last
 
@@ -144,6 +146,8 @@ class CallbackKeys(AioCredentials):
 
     def __init__(self, callback: Callable[[], Awaitable[S3Credentials]]) -> None:
         """Call ``callback`` when the first credentials are needed."""
+        # aiobotocore wants some keys when it is made; it asks `get_frozen_credentials` before it
+        # signs.
         super().__init__("callback", "callback", method="icechunk-async-callback")
         self.last: S3Credentials | None = None
         self._callback = callback
@@ -164,6 +168,9 @@ class CallbackKeys(AioCredentials):
             if self._asking is not None:
                 await asyncio.shield(self._asking)
                 continue
+            # No task for it: the callback runs in the first caller, under its deadlines. The others
+            # wait for a future that says *look again*, and one of them calls it if the first was
+            # cancelled.
             self._asking = asked = asyncio.get_running_loop().create_future()
             try:
                 keys = await self._ask()
@@ -175,6 +182,7 @@ class CallbackKeys(AioCredentials):
 
     def reject(self, keys: S3Credentials | None) -> bool:
         """Renew the credentials for the next request, unless that happened in the meantime."""
+        # By identity: another request may have had them renewed since these were used.
         if keys is self.last:
             self._rejected = True
         return True
@@ -185,6 +193,8 @@ class CallbackKeys(AioCredentials):
         return ReadOnlyCredentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
 
     def _ends(self, keys: S3Credentials) -> bool:
+        # Keys that live for less than `_RENEW_BEFORE` are asked for with each request, and used all
+        # the same.
         if self._rejected:
             return True
         return keys.expires_at is not None and datetime.now(UTC) > keys.expires_at - _RENEW_BEFORE
@@ -201,6 +211,7 @@ class CallbackKeys(AioCredentials):
             ) from error
         if isinstance(keys, S3Credentials):  # pyright: ignore[reportUnnecessaryIsInstance]
             return keys
+        # Any object with these attributes: callers need not import this module.
         if isinstance(keys, _Keys):
             return S3Credentials(
                 keys.access_key_id, keys.secret_access_key, keys.session_token, keys.expires_at

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LostReplyError", "Refusal", "explain", "lost", "not_sent", "of_driver"]
 
+# With a bound: a hostile server cannot fill messages and logs.
 _ELEMENT: Final = re.compile(r"<(Code|Message|Region|Endpoint|ServerTime)>([^<]{0,600})</")
+# A server, or one that replies in its place, must not stop a client for days.
 _LONGEST_PAUSE_SECONDS: Final = 3600.0
 
 EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
@@ -49,6 +51,8 @@ _THROTTLED: Final = frozenset(
         *("RequestThrottled", "ProvisionedThroughputExceededException", "Busy"),
     }
 )
+# BadDigest and IncompleteBody: bytes were damaged or lost on the way, and another try sends them
+# again.
 _PASSING: Final = frozenset(
     {
         *("InternalError", "RequestTimeout", "OperationAborted", "ConditionalRequestConflict"),
@@ -122,6 +126,7 @@ class Refusal:
         keys: S3Credentials | None,
     ) -> Refusal:
         """Parse a reply of the hot path; the body may be empty or not XML."""
+        # Error documents are short; a body of gigabytes must not be decoded for one.
         text = bytes(body[:8192]).decode("utf-8", "replace")
         found = {match[1]: unescape(match[2]) for match in _ELEMENT.finditer(text)}
         return cls(
@@ -207,12 +212,15 @@ def explain(refusal: Refusal, asked: str, place: Place, *, key: str | None = Non
     context: dict[str, object] = {"url": place.url, "code": code, "status": status}
     if key is not None:
         context["key"] = key
+    # Codes come before statuses, in which servers that speak the protocol differ more.
     if code == "NoSuchBucket":
         return BucketNotFoundError(
             f"{head} There is no bucket {place.bucket!r}; create it, or correct the URL.",
             bucket=place.bucket,
             **context,
         )
+    # S3 redirects to another region without saying where, and nothing here follows redirects: the
+    # signature is for one host.
     if code in _REGION or status in (301, 307, 308):
         advice = f"Pass region={refusal.region!r}." if refusal.region else "Pass region=."
         return WrongRegionError(
@@ -263,6 +271,7 @@ def not_sent(error: BaseException, asked: str, place: Place) -> IcechunkError | 
     """Return the error for a request that was never sent, or None if it may have been."""
     head = f"{asked} {place.url!r}"
     host = getattr(error, "host", None) or "the server"
+    # The order counts: in aiohttp errors of TLS and of names are kinds of connector errors.
     match error:
         case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
             return TLSError(
@@ -324,6 +333,7 @@ def of_driver(
         )
     if isinstance(error, botocore_errors.ParamValidationError | botocore_errors.InvalidRegionError):
         return InvalidInputError(f"{asked} {place.url!r}: {error}. Correct the options.")
+    # botocore keeps the error of the HTTP library among the arguments of its message.
     inner = getattr(error, "kwargs", {}).get("error")
     if isinstance(inner, BaseException):
         sent = not_sent(inner, asked, place)

@@ -40,6 +40,8 @@ _NEEDS_ENDPOINT: Final = {
     "minio": "https://minio.example.com:9000",
     "ceph": "https://rgw.example.com",
 }
+# Wider than today's rules of AWS: old buckets have up to 255 characters and capitals, and other
+# servers allow underscores.
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TAKEN: Final = frozenset(
@@ -99,6 +101,8 @@ class Place:
             InvalidObjectKeyError: it is no key, or too long with the prefix.
         """
         full = self.prefix + check_key(key)
+        # A character has four bytes at most, so that most keys are known to be short without
+        # encoding them.
         if len(full) * 4 > MAX_KEY_BYTES and len(full.encode()) > MAX_KEY_BYTES:
             raise InvalidObjectKeyError(
                 f"{key[:200]!r} cannot name an object: with the prefix {self.prefix!r} it is "
@@ -152,6 +156,8 @@ def make_options(preset: object, given: Mapping[str, Any]) -> Options:
     if preset is not None and preset not in PRESETS:
         raise _bad("preset", preset, f"use one of {', '.join(sorted(PRESETS))}, or none")
     merged: dict[str, Any] = dict(PRESETS[str(preset)]) if preset is not None else {}
+    # Headers of a preset and of the caller are joined; all other options replace those of the
+    # preset.
     headers: Mapping[str, str] = merged.pop("extra_headers", {})
     merged.update({name: value for name, value in given.items() if value is not None})
     for item in fields(Options):
@@ -255,6 +261,7 @@ def _seconds(name: str, value: object) -> None:
 
 
 def _size(name: str, value: object) -> None:
+    # S3 takes no smaller parts, but for the last one.
     if isinstance(value, bool) or not isinstance(value, int) or value < 5 * 1024 * 1024:
         raise _bad(name, value, "use a number of bytes, at least 5 MiB")
 

@@ -124,6 +124,7 @@ async def open_s3(
         InvalidURLError: the URL names no bucket, or a prefix that no key can have.
         InvalidInputError: an option has a value that it cannot have; the error names it.
     """
+    # Before any other name is bound: the locals are the parameters.
     given = {name: value for name, value in locals().items() if name not in ("url", "preset")}
     options = make_options(preset, given)
     place = replace(place_of(url), is_signed=not options.anonymous)
@@ -197,6 +198,7 @@ class S3Storage:
 
     async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
         """Delete objects, 1000 with each request."""
+        # All keys are checked before the first is deleted.
         doomed = {self._full(key): key for key in keys}
         self._connections.check_open()
         self._check_writable("delete")
@@ -233,6 +235,8 @@ class S3Storage:
         """Return whether the source is a bucket of the same service."""
         if not isinstance(source, S3Storage):
             return False
+        # Credentials may differ: if those of the target may not read the source, the service
+        # refuses, and the caller reads and writes.
         return source.endpoint == self.endpoint
 
     async def copy_from(self, source: Storage, key: str) -> None:
@@ -242,6 +246,7 @@ class S3Storage:
         self._check_writable("copy")
         if await self._changer.copy_from(key, origin, ours):
             return
+        # Its size, asked with the credentials of the source.
         found = await source.get(key, ByteRange(0, 0))
         await upload_copy(
             self._transport, self._options, key, ours, origin=origin, size_bytes=found.size_bytes
