@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -14,13 +15,12 @@ import anyio.to_thread
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped, unused-ignore]
 from yarl import URL
 
-from icechunk_async.errors import StorageClosedError
+from icechunk_async.errors import StorageClosedError, StorageError
 from icechunk_async_gcs.failures import NETWORK_ERRORS, Refused, never_sent, not_reached, refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from icechunk_async.errors import StorageError
     from icechunk_async_gcs.authority import Authority
     from icechunk_async_gcs.options import Options
 
@@ -48,6 +48,23 @@ class Reply:
     def refused(self) -> Refused:
         """Parse the error in it."""
         return Refused.read(self.status, self.headers, self.body)
+
+    def document(self) -> dict[str, Any]:
+        """Parse the JSON object in a success, which a proxy on the way may have replaced.
+
+        Raises:
+            StorageError: it holds none.
+        """
+        try:
+            found: object = json.loads(self.body)
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            return cast("dict[str, Any]", found)
+        raise StorageError(
+            "The service answered with a success that holds no document. Check the endpoint, and "
+            "proxies before it."
+        )
 
 
 @dataclass(frozen=True, slots=True)

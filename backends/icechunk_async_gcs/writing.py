@@ -43,6 +43,7 @@ RESUMABLE_BYTES: Final = 8 * 1024 * 1024
 _WRITE_ID: Final = "icechunkwriteid"
 """The metadata key that the official engine uses, too."""
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,18}")
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between attempts to read back a write: a broken connection may recover soon."""
 _CONTENT_TYPE: Final = "application/octet-stream"
@@ -214,7 +215,7 @@ async def _send_from(
 def _kept(reply: Reply) -> int:
     """Return the number of bytes of an upload that the service has."""
     last = reply.headers.get("Range", "").rpartition("-")[2]
-    return int(last) + 1 if last.isdigit() else 0
+    return int(last) + 1 if _NUMBER.fullmatch(last) else 0
 
 
 async def _progress(service: Service, write: _Write, target: str, size: int) -> Reply | Silence:
@@ -241,7 +242,11 @@ async def _settle(
     and then the second one meets the object that the first one wrote.
     """
     if isinstance(outcome, Reply) and outcome.ok:
-        return version_in(json.loads(outcome.body))
+        try:
+            return version_in(outcome.document())
+        except StorageError as error:
+            # The status says that it landed, and something on the way changed the rest.
+            outcome = Silence(error)
     refused = isinstance(outcome, Reply) and outcome.status == 412 and conditional
     if not refused and not _in_doubt(outcome):
         assert isinstance(outcome, Reply)
@@ -280,8 +285,9 @@ async def _look(service: Service, write: _Write) -> Version | None:
         raise AssertionError  # the last round breaks or raises
     if reply.status == 404:
         return None
-    document: dict[str, Any] = json.loads(reply.body)
-    metadata: dict[str, Any] = document.get("metadata") or {}
+    document = reply.document()
+    found: object = document.get("metadata")
+    metadata = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     return version_in(document) if metadata.get(_WRITE_ID) == write.write_id else None
 
 
@@ -327,9 +333,12 @@ async def copy(
             raise _conflict(refusal)
         if not outcome.ok:
             raise service.refusal(outcome, what, keys[0])
-        document: dict[str, Any] = json.loads(outcome.body)
-        if document.get("done"):
-            return version_in(document.get("resource"))
+        try:
+            document = outcome.document()
+            if document.get("done") or not document.get("rewriteToken"):
+                return version_in(document.get("resource"))
+        except StorageError as error:
+            return await _settle(service, write, Silence(error), conditional=False)
         query["rewriteToken"] = str(document["rewriteToken"])
 
 
@@ -347,8 +356,8 @@ def _conflict(write: _Write) -> PreconditionFailedError:
 
 def _unknown(write: _Write, found: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"Could not {write.what} for certain: no answer came, {found}. It may have landed or may "
-        "still land; read the object to know.",
+        f"Could not {write.what} for certain: no usable answer came, {found}. It may have landed "
+        "or may still land; read the object to know.",
         key=write.key,
     )
 

@@ -19,6 +19,7 @@ from icechunk_async.errors import (
     IcechunkError,
     OutcomeUnknownError,
     PreconditionFailedError,
+    StorageError,
     StorageUnavailableError,
     UnsafeStorageError,
 )
@@ -462,7 +463,10 @@ class Writer:
         headers[name] = value
         reply = await self._transport.send("PUT", write.full, headers=headers, body=write.body)
         if reply.status == 200:
-            return version_of(reply.headers, write.asked, self._transport.place)
+            try:
+                return version_of(reply.headers, write.asked, self._transport.place)
+            except StorageError as error:  # it landed, and a look may tell the version
+                raise LostReplyError("the answer has no ETag") from error
         return await self._transport.refusal(reply)
 
     async def _join(self, write: _Write) -> Version | Refusal:
@@ -547,7 +551,10 @@ class Writer:
             refused = await self._transport.explain(reply, write.asked, write.key)
             raise self._unknown(write.key, why) from refused
         if reply.headers.get(WRITE_ID) == write.write_id:
-            return version_of(reply.headers, write.asked, self._transport.place)
+            try:
+                return version_of(reply.headers, write.asked, self._transport.place)
+            except StorageError as error:
+                raise self._unknown(write.key, why) from error
         # Of somebody else, who may have replaced what this write put there: whether that matters
         # the caller knows, by what came before.
         return None

@@ -28,6 +28,7 @@ from icechunk_async.errors import (
     InvalidObjectKeyError,
     NameResolutionError,
     ObjectNotFoundError,
+    OutcomeUnknownError,
     PermissionDeniedError,
     StorageError,
     StorageFullError,
@@ -36,7 +37,9 @@ from icechunk_async.errors import (
     TLSError,
     UnreachableError,
 )
+from icechunk_async.storage import ABSENT, Version
 from icechunk_async_azure.failures import explain, redact, was_not_applied
+from icechunk_async_azure.writing import Write, settle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,6 +125,11 @@ def test_a_wrong_clock_is_named(minutes: int) -> None:
         ({"retry-after": "7"}, 7.0),
         ({"x-ms-retry-after-ms": "250"}, 0.25),
         ({"retry-after": "soon"}, None),
+        ({"retry-after": "²"}, None),  # a digit for `isdigit`, and no number
+        ({"retry-after": "9" * 5000}, None),
+        ({"x-ms-retry-after-ms": "9" * 400}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 -0000"}, 0.0),  # a time without a zone
+        ({"retry-after": "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"}, None),
         ({}, None),
     ],
 )
@@ -131,12 +139,42 @@ def test_retry_after_is_reported(headers: dict[str, str], seconds: float | None)
     assert error.context.get("retry_after_seconds") == seconds
 
 
+@pytest.mark.parametrize("date", ["Wed, 21 Oct 99999999999999999999 07:28:00 GMT", "now"])
+def test_an_odd_date_of_the_service_is_left_out(date: str) -> None:
+    """The refusal keeps its class."""
+    error = told(answer(403, "AuthenticationFailed", {"date": date}))
+    assert type(error) is PermissionDeniedError
+
+
 def test_retry_after_as_a_date_is_reported() -> None:
     """Is one from now on."""
     at = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     pause = told(answer(503, "ServerBusy", {"retry-after": at})).context["retry_after_seconds"]
     assert isinstance(pause, float)
     assert 20 < pause <= 30
+
+
+async def test_a_success_without_a_version_is_read_back() -> None:
+    """A proxy took the ETag away: the write landed, and the blob tells its version."""
+    task = Write.of("key", ABSENT)
+    kept = SimpleNamespace(etag='"1"', metadata={"icechunkwriteid": task.write_id})
+
+    async def properties(*_: object, **__: object) -> object:
+        return kept
+
+    async def sent() -> dict[str, Any]:
+        return {"etag": None}
+
+    requests: Any = SimpleNamespace(
+        properties=properties,
+        explain=lambda error, action, key: told(error),
+        clients=SimpleNamespace(closed=False),
+    )
+    client: Any = None
+    assert await settle(requests, client, task, sent()) == Version('"1"')
+    kept.metadata = {}
+    with pytest.raises(OutcomeUnknownError):
+        await settle(requests, client, task, sent())
 
 
 def _sent(inner: Exception, kind: type[ServiceRequestError] = ServiceRequestError) -> Any:

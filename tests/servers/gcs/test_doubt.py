@@ -82,6 +82,25 @@ async def test_a_write_repeated_by_a_proxy_has_landed(script: Scripted, storage:
     assert (await storage.get("key")).version == version
 
 
+@pytest.mark.parametrize("body", ["", "<html>", "[]", "null", "{}", "[" * 100_000])
+async def test_a_success_that_nobody_understands_is_read_back(
+    script: Scripted, storage: Storage, body: str
+) -> None:
+    """A proxy on the way may change the answer: the write landed, or nobody knows."""
+    script.answer("POST", 200, applied=True, body=body)
+    version = await storage.put("key", b"one", if_version=ABSENT)
+    assert (await storage.get("key")).version == version
+    script.answer("POST", 200, applied=True, body=body)
+    copied = await storage.copy("key", "copy")
+    assert (await storage.get("copy")).version == copied
+    script.answer("POST", 200, body=body)
+    with pytest.raises(OutcomeUnknownError):
+        await storage.put("key", b"two", if_version=version)
+    script.answer("POST", 200, body=body)
+    with pytest.raises(OutcomeUnknownError):
+        await storage.copy("key", "other")
+
+
 async def test_a_request_that_is_lost_is_unknown(script: Scripted, storage: Storage) -> None:
     """It may still be on its way, so that neither success nor conflict would be true."""
     for expected in (None, ABSENT):

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from icechunk_async.errors import (
     IcechunkError,
@@ -16,7 +17,7 @@ from icechunk_async.errors import (
     ThrottledError,
     UnreachableError,
 )
-from icechunk_async.storage import ABSENT, open_storage
+from icechunk_async.storage import ABSENT, Version, open_storage
 from icechunk_async.testing.proxy import FaultProxy
 from icechunk_async.testing.proxy_plan import (
     S3_INTERNAL_ERROR,
@@ -29,6 +30,8 @@ from icechunk_async.testing.proxy_plan import (
     Rule,
     Truncate,
 )
+from icechunk_async_s3.writing import WRITE_ID
+from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,6 +80,30 @@ async def test_a_write_whose_answer_is_lost_is_found_by_its_id(
         version = await storage.put("key", b"two", if_version=version)
         found = await storage.get("key")
         assert (bytes(found.data), found.version) == (b"two", version)
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+async def test_a_success_without_a_version_is_read_back(looks: int) -> None:
+    """A proxy took the ETag away: the write landed, or, if it is never told, nobody knows."""
+    told: dict[str, str] = {}
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        if request.method == "PUT":
+            told[WRITE_ID] = request.headers[WRITE_ID]
+            return web.Response()
+        return web.Response(headers={**told, **({"ETag": '"1"'} if looks else {})})
+
+    async with (
+        serving(answer) as url,
+        open_storage(
+            "s3://bucket", endpoint_url=url, allow_http=True, region="us-east-1", anonymous=True
+        ) as storage,
+    ):
+        if looks:
+            assert await storage.put("key", b"one", if_version=ABSENT) == Version("1")
+            return
+        with pytest.raises(OutcomeUnknownError, match="no ETag"):
+            await storage.put("key", b"one", if_version=ABSENT)
 
 
 async def test_a_request_that_was_lost_is_sent_again(ministack_server: Server) -> None:
