@@ -51,6 +51,8 @@ _SECRETS: Final = re.compile(
 )
 _DATE_PRECISION: Final = timedelta(seconds=1)
 """The header `Date` has whole seconds: what ended within this one has ended."""
+_PAUSE: Final = re.compile(r"[0-9]{1,12}")
+"""A pause in a header: a number that a float can hold."""
 _MAX_SKEW: Final = timedelta(minutes=10)
 """Less than the 15 minutes that the service allows, because its reply took time, too."""
 
@@ -228,24 +230,25 @@ def _is_throttling(status: int, code: str) -> bool:
 def _retry_after(error: HttpResponseError) -> float | None:
     headers = _headers(error)
     for name, unit in (("x-ms-retry-after-ms", 0.001), ("retry-after-ms", 0.001)):
-        if headers.get(name, "").isdigit():
+        if _PAUSE.fullmatch(headers.get(name, "")):
             return int(headers[name]) * unit
     text = headers.get("retry-after", "")
-    if text.isdigit():
+    if _PAUSE.fullmatch(text):
         return float(text)
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    moment = _moment(text)
+    return None if moment is None else max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
 def _time_of_service(error: HttpResponseError) -> datetime | None:
+    return _moment(_headers(error).get("date", ""))
+
+
+def _moment(text: str) -> datetime | None:
     try:
-        moment = parsedate_to_datetime(_headers(error).get("date", ""))
-    except ValueError:
+        moment = parsedate_to_datetime(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # a year, or a zone, that no clock has
         return None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def _headers(error: HttpResponseError) -> Mapping[str, str]:

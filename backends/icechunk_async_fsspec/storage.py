@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -135,15 +136,14 @@ def modified(info: Mapping[str, Any]) -> datetime | None:
     """Return when an object was written, if the file system says so."""
     for name in _TIMES:
         value = info.get(name)
-        if isinstance(value, int | float) and value > 0:
-            return datetime.fromtimestamp(value, UTC)
-        if isinstance(value, str):
-            try:
+        # Servers may tell any number: one odd time must not end a listing.
+        with suppress(ValueError, OverflowError, OSError):
+            if isinstance(value, int | float) and value > 0:
+                return datetime.fromtimestamp(value, UTC)
+            if isinstance(value, str):
                 value = datetime.fromisoformat(value)
-            except ValueError:
-                continue
-        if isinstance(value, datetime):
-            return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+            if isinstance(value, datetime):
+                return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
     return None
 
 

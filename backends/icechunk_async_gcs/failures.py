@@ -55,7 +55,7 @@ class Refused:
         reason, message = "", text
         try:
             document: Any = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         whole = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
         error: Any = whole.get("error")
@@ -158,11 +158,11 @@ def _retry_after(value: str | None) -> float | None:
         pass
     try:
         when = parsedate_to_datetime(value)
-    except ValueError:
+        if when.utcoffset() is None:
+            when = when.replace(tzinfo=UTC)
+        return max(0.0, (when - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):  # a year that no clock has
         return None
-    if when.utcoffset() is None:
-        when = when.replace(tzinfo=UTC)
-    return max(0.0, (when - datetime.now(UTC)).total_seconds())
 
 
 def never_sent(error: BaseException) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64decode
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["etag_of", "get", "get_if_changed", "list_prefix", "time_of"]
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+# Up to 19 digits hold every size there is; Python refuses to read more than 4300.
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+_ODD: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""The exceptions of a document that lacks something, or has another shape."""
 _TRIES: Final = 5
 """Tries to read a range of an object whose size keeps changing."""
 
@@ -101,12 +105,22 @@ async def _empty_part(
         key=key,
         query={"fields": "generation,size,updated", "prettyPrint": "false"},
     )
-    document = json.loads(reply.body)
-    size = int(document["size"])
+    document = reply.document()
+    try:
+        size, updated = int(document["size"]), time_of(document["updated"])
+    except _ODD as error:
+        raise _odd(f"read {key!r}", error) from error
     start, stop = slice_range(byte_range, size)
     if stop > start:
         return None
-    return Retrieved(b"", version_in(document), size, time_of(document["updated"]))
+    return Retrieved(b"", version_in(document), size, updated)
+
+
+def _odd(what: str, error: Exception) -> StorageError:
+    return StorageError(
+        f"Could not {what}: the service answered with another document ({type(error).__name__}). "
+        "Check the endpoint, and proxies before it."
+    )
 
 
 def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
@@ -128,7 +142,8 @@ def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
     else:
         size = len(data)
         # They differ if the service decompressed the object on its way.
-        good = int(reply.headers.get("X-Goog-Stored-Content-Length", size)) == size
+        stored = reply.headers.get("X-Goog-Stored-Content-Length", str(size))
+        good = _NUMBER.fullmatch(stored) is not None and int(stored) == size
         start, stop = slice_range(byte_range, size)
         data = data[start:stop]
     if not good:
@@ -151,7 +166,8 @@ def etag_of(headers: Mapping[str, str]) -> str | None:
     for part in hashes.split(","):
         kind, _, digest = part.strip().partition("=")
         if kind == "md5":
-            return b64decode(digest).hex()
+            with suppress(ValueError):  # no base64
+                return b64decode(digest).hex()
     return headers.get("ETag")
 
 
@@ -161,7 +177,7 @@ def _last_modified(headers: Mapping[str, str]) -> datetime | None:
         return None
     try:
         return parsedate_to_datetime(value).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year, or a zone, that no clock has
         return None
 
 
@@ -193,19 +209,46 @@ async def list_prefix(
     if start_after:
         # Inclusive, and cut if it cannot be sent: earlier entries are dropped below.
         query["startOffset"] = location.prefix + _sendable(start_after)
-    last = start_after  # entries are ascending; a group may come again with the next page
-    while True:
+    last = start_after
+    more = True
+    while more:
         service.check_open()
-        reply = await service.ask("GET", service.objects, f"list {prefix!r}", query=query)
-        document: dict[str, Any] = json.loads(reply.body)
-        for name, entry in _entries(document, len(location.prefix)):
-            if last is None or name > last:
+        page, more = await _next_page(service, prefix, query, len(location.prefix))
+        for name, entry in page:
+            if start_after is not None and name <= start_after:
+                continue
+            # Garbage collection and copies continue after the last name: of a server that does not
+            # sort they would miss objects silently.
+            if last is not None and name < last:
+                raise _unreliable(prefix, f"it answered {name!r} after {last!r}, out of order")
+            if name != last:  # else a group that continues in the next page
                 last = name
                 yield entry
-        token = document.get("nextPageToken")
-        if not token:
-            return
-        query["pageToken"] = token
+
+
+async def _next_page(
+    service: Service, prefix: str, query: dict[str, str], cut: int
+) -> tuple[list[tuple[str, ListEntry]], bool]:
+    """Return a page, and whether another one follows, which ``query`` then asks for."""
+    reply = await service.ask("GET", service.objects, f"list {prefix!r}", query=query)
+    document = reply.document()
+    try:
+        page = _entries(document, cut)
+    except _ODD as error:
+        raise _odd(f"list {prefix!r}", error) from error
+    token = str(document.get("nextPageToken") or "")
+    # The same token again would be the same page, for ever.
+    if token and token == query.get("pageToken"):
+        raise _unreliable(prefix, "it answered the same page again")
+    query["pageToken"] = token
+    return page, bool(token)
+
+
+def _unreliable(prefix: str, what: str) -> StorageError:
+    return StorageError(
+        f"Could not list {prefix!r}: {what}. Use Google Cloud Storage, or an emulator that lists "
+        "in order."
+    )
 
 
 def _entries(document: dict[str, Any], cut: int) -> list[tuple[str, ListEntry]]:

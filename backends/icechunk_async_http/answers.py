@@ -47,7 +47,8 @@ __all__ = [
 
 UNKNOWN: Final = "unknown"
 """The prefix of versions of objects whose changes cannot be detected."""
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+# Up to 19 digits hold every size there is; Python refuses to read more than 4300.
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.ASCII)
 _STRONG: Final = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
 
 
@@ -166,9 +167,9 @@ def _date(text: str | None) -> datetime | None:
         return None
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # a year, or a zone, that no clock has
         return None
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 _PIECE_BYTES: Final = 256 * 1024

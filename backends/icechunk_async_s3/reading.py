@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader"]
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(-?\d+)/(\d+)")
+# Up to 19 digits hold every size there is; Python refuses to read more than 4300.
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(-?\d{1,19})/(\d{1,19})", re.ASCII)
 _TRIES: Final = 5
 """Tries to read a range of an object that is replaced again and again."""
 
@@ -150,5 +151,5 @@ def _moment(value: str | None) -> datetime | None:
         return None
     try:
         return parsedate_to_datetime(value).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year, or a zone, that no clock has
         return None

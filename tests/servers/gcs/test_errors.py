@@ -24,6 +24,7 @@ from icechunk_async.errors import (
     InvalidInputError,
     InvalidObjectKeyError,
     NameResolutionError,
+    OutcomeUnknownError,
     PermissionDeniedError,
     StorageError,
     StorageUnavailableError,
@@ -212,6 +213,8 @@ async def test_a_busy_service_is_told_with_its_pause(script: Scripted) -> None:
             (429, "", later, 89),
             (403, quota, "4", 4),
             (429, "", "soon", None),
+            (429, "", "Wed, 21 Oct 99999999999999999999 07:28:00 GMT", None),
+            (429, "[" * 100_000, "5", 5),
         ):
             script.answer("GET", status, body=body, Retry_After=header)
             with pytest.raises(ThrottledError) as caught:
@@ -376,9 +379,96 @@ async def test_an_answer_without_a_generation_is_no_answer(script: Scripted) -> 
         script.answer("GET", 200, body="body")
         with pytest.raises(StorageError, match="generation"):
             await storage.get("key")
+        # The object is read back, since it may have landed.
         script.answer("POST", 200, body="{}")
-        with pytest.raises(StorageError, match="generation"):
+        with pytest.raises(OutcomeUnknownError) as caught:
             await storage.put("key", b"body")
+        assert "generation" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Last-Modified": "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"},
+        {"Last-Modified": "Fri, 31 Dec 9999 23:59:59 -2300"},
+        {"X-Goog-Hash": "md5=odd"},
+    ],
+)
+async def test_an_odd_header_beside_the_bytes_is_left_out(
+    script: Scripted, headers: dict[str, Any]
+) -> None:
+    """The bytes and the generation are what counts."""
+    named = {name.replace("-", "_"): value for name, value in headers.items()}
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+    ) as storage:
+        script.answer("GET", 200, body="body", X_Goog_Generation="1", **named)
+        found = await storage.get("key")
+    assert (bytes(found.data), found.version) == (b"body", Version("1"))
+    assert (found.last_modified, found.etag) == (None, None)
+
+
+@pytest.mark.parametrize("stored", ["many", "9" * 5000])
+async def test_a_stored_length_that_is_no_number_is_refused(script: Scripted, stored: str) -> None:
+    """So is a part whose Content-Range is odd."""
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+    ) as storage:
+        script.answer(
+            "GET", 200, body="b", X_Goog_Generation="1", X_Goog_Stored_Content_Length=stored
+        )
+        with pytest.raises(StorageError, match="other bytes"):
+            await storage.get("key")
+        script.answer(
+            "GET", 206, body="b", X_Goog_Generation="1", Content_Range=f"bytes 0-0/{stored}"
+        )
+        with pytest.raises(StorageError, match="other bytes"):
+            await storage.get("key", ByteRange(0, 1))
+
+
+_ITEM = '{"name": "a", "size": "1", "updated": "2026-01-01T00:00:00Z"}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("", "<html>", "[]", "null", "[" * 100_000, '{"items": 1}', '{"items": [1]}'),
+        *('{"items": [{}]}', _ITEM.join(('{"items": [', "]")).replace('"1"', '"many"')),
+        _ITEM.join(('{"items": [', "]}")).replace('"1"', f'"{"9" * 5000}"'),
+        _ITEM.join(('{"items": [', "]}")).replace("2026-01-01T00:00:00Z", "today"),
+        _ITEM.join(('{"items": [', "]}"))
+        .replace("2026-01-01T00", "9999-12-31T23")
+        .replace("Z", "-23"),
+        '{"prefixes": 7}',
+    ],
+)
+async def test_a_success_that_is_no_document_is_refused(script: Scripted, body: str) -> None:
+    """A proxy may answer with a page that is no document: reads and listings say so."""
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+    ) as storage:
+        script.answer("GET", 200, body=body)
+        with pytest.raises(StorageError):
+            [entry async for entry in storage.list_prefix()]
+        script.answer("GET", 200, body=body)
+        with pytest.raises(StorageError):
+            await storage.get("key", ByteRange(3, 3))
+
+
+async def test_a_listing_that_would_miss_names_is_refused(script: Scripted) -> None:
+    """Out of order, or the same page again and again: copies would miss objects silently."""
+    first = _ITEM.replace('"a"', '"b"').join(('{"items": [', '], "nextPageToken": "more"}'))
+    async with open_storage(
+        "gs://bucket", endpoint_url=script.url, allow_http=True, token=ANONYMOUS
+    ) as storage:
+        script.answer("GET", 200, body=first)
+        script.answer("GET", 200, body=_ITEM.join(('{"items": [', "]}")))
+        with pytest.raises(StorageError, match="order"):
+            [entry async for entry in storage.list_prefix()]
+        script.answer("GET", 200, body=first)
+        script.answer("GET", 200, body=first)
+        with pytest.raises(StorageError, match="same page"):
+            [entry async for entry in storage.list_prefix()]
 
 
 async def test_the_project_that_pays_is_told_with_every_request(script: Scripted) -> None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from icechunk_async.errors import (
     BucketNotFoundError,
@@ -33,12 +34,13 @@ from icechunk_async.errors import (
     UnsafeStorageError,
     WrongRegionError,
 )
-from icechunk_async.storage import ABSENT, Version, open_storage
+from icechunk_async.storage import ABSENT, ByteRange, Version, open_storage
 from icechunk_async.testing.proxy import FaultProxy
 from icechunk_async.testing.proxy_plan import FaultPlan, Respond, Rule
 from icechunk_async_s3 import S3Credentials
 from tests.servers.process import free_port
 from tests.servers.s3.running import KEYS, Server, ministack, s3_client
+from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -203,6 +205,31 @@ async def test_a_denied_request_without_a_signature_is_told_so(ministack_server:
             for error in await fails_alike(storage, PermissionDeniedError):
                 assert "leave anonymous out" in error.message
                 assert "policy" not in error.message
+
+
+async def test_odd_headers_of_a_read_are_no_crash() -> None:
+    """A time that no clock can show is left out; a size that is no number is refused."""
+    headers = {"ETag": '"1"'}
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=206 if "Content-Range" in headers else 200, headers=headers)
+
+    async with (
+        serving(answer) as url,
+        open_storage(
+            "s3://bucket", endpoint_url=url, allow_http=True, region="us-east-1", anonymous=True
+        ) as storage,
+    ):
+        for modified in (
+            "Wed, 21 Oct 99999999999999999999 07:28:00 GMT",
+            "Fri, 31 Dec 9999 23:59:59 -2300",
+        ):
+            headers["Last-Modified"] = modified
+            found = await storage.get("key")
+            assert (found.version, found.last_modified) == (Version("1"), None)
+        headers["Content-Range"] = f"bytes 0-0/{'9' * 5000}"
+        with pytest.raises(StorageError, match="does not follow"):
+            await storage.get("key", ByteRange(0, 1))
 
 
 async def test_an_archived_object_is_denied_with_the_reason(ministack_server: Server) -> None:

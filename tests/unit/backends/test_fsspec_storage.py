@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -173,6 +173,9 @@ def test_versions_and_times_come_in_many_words() -> None:
     for told in (moment, moment.replace(tzinfo=None), moment.timestamp(), "2020-01-02T00:00:00Z"):
         assert modified({"LastModified": told}) == moment
     assert modified({"LastModified": "yesterday"}) is None
+    late = datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))
+    for odd in (1e300, 1e15, float("inf"), 1 << 2000, late, late.isoformat()):
+        assert modified({"mtime": odd, "created": 1}) == datetime.fromtimestamp(1, UTC)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,10 @@ async def test_an_object_without_version_counts_as_changed() -> None:
 
 @pytest.mark.parametrize(
     "content_range",
-    ["bytes 3-5/10", "bytes 2-3/10", "bytes 2-4/*", "bytes 4-2/10", "", "items 2-4/10"],
+    [
+        *("bytes 3-5/10", "bytes 2-3/10", "bytes 2-4/*", "bytes 4-2/10", "", "items 2-4/10"),
+        f"bytes 2-4/{'9' * 5000}",  # Python reads no number of more than 4300 digits
+    ],
 )
 async def test_a_range_of_other_bytes_is_refused(content_range: str) -> None:
     """The range that a server or cache reports must be the requested one."""
@@ -137,6 +140,38 @@ async def test_a_range_of_other_bytes_is_refused(content_range: str) -> None:
     async with serving(answer) as url, open_storage(url) as storage:
         with pytest.raises(StorageError):
             await storage.get("key", ByteRange(2, 5))
+
+
+ODD_DATES = (
+    "Wed, 21 Oct 99999999999999999999 07:28:00 GMT",
+    "Fri, 31 Dec 9999 23:59:59 -2300",
+    "yesterday",
+)
+
+
+@pytest.mark.parametrize("modified", ODD_DATES)
+async def test_a_date_that_no_clock_can_show_is_left_out(modified: str) -> None:
+    """A server may send any text; the object is read all the same."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=BODY, headers={"ETag": '"1"', "Last-Modified": modified})
+
+    async with serving(answer) as url, open_storage(url) as storage:
+        found = await storage.get("key")
+        assert (found.data, found.last_modified) == (BODY, None)
+
+
+async def test_a_pause_until_an_odd_date_is_left_out() -> None:
+    """The refusal keeps its class."""
+    for until in ODD_DATES:
+
+        async def answer(_: web.Request, *, until: str = until) -> web.Response:
+            return web.Response(status=429, headers={"Retry-After": until})
+
+        async with serving(answer) as url, open_storage(url) as storage:
+            with pytest.raises(ThrottledError) as caught:
+                await storage.get("key")
+            assert "retry_after_seconds" not in caught.value.context
 
 
 async def test_a_range_of_another_version_says_so() -> None:
