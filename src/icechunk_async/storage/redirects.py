@@ -50,10 +50,15 @@ async def follow(url: str) -> tuple[str, dict[str, object]]:
                 raise _lost(url, f"{here!r} does not respond ({error})") from error
             if not 300 <= status < 400 or not target:
                 raise _lost(url, f"{here!r} returned status {status} and no place to go to")
-            found = read_location(urljoin(here, target) if "://" not in target else target)
+            try:
+                there = target if "://" in target else urljoin(here, target)
+                found = read_location(there)
+            except ValueError as error:
+                why = f"{here!r} redirects to {target[:200]!r}, which is no URL"
+                raise _lost(url, why) from error
             if found is not None:
                 return found
-            here = urljoin(here, target)
+            here = there
     raise _lost(url, f"there are more than {_MOST_HOPS} redirects")
 
 
