@@ -6,13 +6,13 @@ follow the official engine's policies.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
+from icechunk_async.engine.tree.workspace import document_of
 from icechunk_async.errors import WrongTypeError
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.manifest.refs import Coordinates
@@ -92,12 +92,13 @@ class Side:
         return self._workspace.node(check_path(path))
 
     def metadata(self, path: str) -> dict[str, Any] | None:
-        """Return the metadata document (``zarr.json``) of a node; None if there is no node."""
+        """Return the metadata document (``zarr.json``) of a node; None if there is no node.
+
+        Raises:
+            FormatError: the document is damaged.
+        """
         node = self.node(path)
-        if node is None:
-            return None
-        document: dict[str, Any] = json.loads(node.user_data)
-        return document
+        return None if node is None else document_of(node)
 
     def metadata_of(self, conflict: Conflict) -> dict[str, Any] | None:
         """Return the document of the node that a conflict is about, wherever it is on this side."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import index
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from icechunk_async.engine.tree.workspace import document_of
 from icechunk_async.errors import InvalidCoordinatesError, InvalidInputError, SessionStateError
+from icechunk_async.format.json.values import is_object
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.row_index import rows_in
 
@@ -185,12 +186,12 @@ def _begin(workspace: Workspace, path: str) -> ArrayState:
     with workspace.lock:
         workspace.check_writable()
         state = workspace.array_state(path)
-    document: Any = json.loads(state.node.user_data)
-    name = document["chunk_grid"]["name"]
+    grid = document_of(state.node).get("chunk_grid")
+    name = grid.get("name") if is_object(grid) else None
     if name != "regular":
         raise InvalidInputError(
-            f"{path!r} has a chunk grid of kind {name!r}. Only the chunks of a regular grid can "
-            "be moved: those of others differ in size by their place.",
+            f"{path!r} has a chunk grid of kind {name!r:.100}. Only the chunks of a regular grid "
+            "can be moved: those of others differ in size by their place.",
             path=path,
         )
     return state

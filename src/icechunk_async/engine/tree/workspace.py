@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -68,6 +68,7 @@ __all__ = [
     "Closed",
     "InManifests",
     "Workspace",
+    "document_of",
     "read_native",
     "read_ref",
 ]
@@ -689,6 +690,18 @@ class Workspace:
             limit=_CONCURRENT_MANIFESTS,
         )
         return ChunkRefs.concat([*parts, state.set_chunks()]).sort()
+
+
+def document_of(node: Node) -> dict[str, Any]:
+    """Return the metadata document of a node.
+
+    Raises:
+        FormatError: it is no JSON object, or nests too deeply.
+    """
+    from icechunk_async.format.json.reading import parse_json  # noqa: PLC0415 -- loaded when it is used
+
+    # What a session writes is parsed first; what a snapshot brings was written by anybody.
+    return dict(parse_json(node.user_data, f"metadata document of {node.path!r}").members)
 
 
 async def read_native(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from icechunk_async.engine.tree.reshape import MoveChunk, reindexed, shifted
 from icechunk_async.errors import (
+    FormatError,
     IcechunkError,
     InvalidCoordinatesError,
     InvalidInputError,
@@ -339,3 +340,24 @@ async def test_a_large_shift_makes_no_object_per_chunk(repository: Repository) -
     assert blocks < 10_000
     assert await session.workspace.find_chunk("/a", (0,)) is None
     assert await session.workspace.find_chunk("/a", (count,)) is not None
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        (b"{", FormatError),
+        (b"[]", FormatError),
+        (b"[" * 100_000, FormatError),
+        (b"{}", InvalidInputError),
+        (b'{"chunk_grid": 5}', InvalidInputError),
+    ],
+    ids=["no JSON", "no object", "deep", "no grid", "no kind of grid"],
+)
+async def test_an_array_whose_document_is_damaged_is_not_moved(
+    session: Session, document: bytes, error: type[IcechunkError]
+) -> None:
+    """A snapshot may bring any bytes: the error says whose they are."""
+    node = session.workspace.array("/a")
+    session.workspace.tree.set_node("/a", document, node.array)
+    with pytest.raises(error, match="'/a'"):
+        await session.shift_array("/a", (1,))

@@ -14,7 +14,12 @@ from icechunk_async.conflicts import (
     Newest,
     PerPath,
 )
-from icechunk_async.errors import InvalidInputError, MergeConflictError, RebaseFailedError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    MergeConflictError,
+    RebaseFailedError,
+)
 from tests.helpers import array_document, group_document, read, write
 from tests.unit.engine.versions.stories import contents, contents_at
 from tests.unit.engine.versions.test_merge_matrix import CHANGES, begin, changing
@@ -230,6 +235,19 @@ async def test_a_value_of_another_type_is_a_change(repository: Repository, chang
     found = json.loads((await contents_at(repository))["g/a/zarr.json"])["attributes"]
     assert repr(found["n"]["x"]) == repr(changed)
     assert found["b"] == 2
+
+
+@pytest.mark.parametrize("document", [b"{", b"[]", b"[" * 100_000])
+async def test_a_damaged_document_is_not_merged(repository: Repository, document: bytes) -> None:
+    """A snapshot may bring any bytes: the error says whose they are."""
+    await begin(repository)
+    await changing(("g/a/zarr.json", titled(a=1)))(repository, "side")
+    session = await repository.writable_session("main")
+    node = session.workspace.array("/g/a")
+    session.workspace.tree.set_node("/g/a", document, node.array)
+    await session.commit("damaged")
+    with pytest.raises(FormatError, match="'/g/a'"):
+        await repository.merge("side", solver=AttributesSolver())
 
 
 async def test_a_grown_array_and_new_attributes_go_together(repository: Repository) -> None:
