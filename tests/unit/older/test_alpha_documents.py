@@ -25,6 +25,7 @@ from icechunk_async.errors import (
     InvalidMetadataError,
     UnsupportedBySpecError,
 )
+from icechunk_async.format.alpha import snapshots
 from icechunk_async.format.alpha.manifests import decode_manifest, encode_manifest
 from icechunk_async.format.alpha.references import BranchState, RefData, decode_ref, encode_ref
 from icechunk_async.format.alpha.snapshots import (
@@ -307,6 +308,36 @@ def test_hostile_documents_are_refused_within_bounds(bomb: bytes) -> None:
                 within_bounds(partial(read_it, bomb), len(bomb))
     finally:
         tracemalloc.stop()
+
+
+def _sharing(num_groups: int) -> tuple[bytes, dict[str, bytes]]:
+    """Return a snapshot of groups that all have the same attributes, and the file of these."""
+    root = Node(NodeId(bytes(8)), "/", group_document(a="x" * 30_000))
+    made = Snapshot(SnapshotId(bytes(16)), None, 0, "", nodes=Nodes([root]))
+    encoded = encode_snapshot(made, None)
+    document = json.loads(encoded.data)
+    group = document["nodes"].pop("/")
+    for number in range(num_groups):
+        document["nodes"][f"/{number}"] = {**group, "id": number, "path": f"/{number}"}
+    return json.dumps(document).encode(), dict(encoded.files)
+
+
+def test_nodes_may_share_a_row_of_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of them, in any repository; many, as long as that does no harm."""
+    data, files = _sharing(500)
+    nodes = OpenedSnapshot(data).decode(files).nodes
+    assert min(len(node.user_data) for node in nodes.values()) > 30_000
+    monkeypatch.setattr(snapshots, "_FLOOR_BYTES", 0)
+    data, files = _sharing(10)
+    assert len(OpenedSnapshot(data).decode(files).nodes) == 10
+
+
+def test_a_row_of_attributes_is_not_shared_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node has a document that repeats it: a thousand of a megabyte would fill the memory."""
+    monkeypatch.setattr(snapshots, "_FLOOR_BYTES", 1 << 20)
+    data, files = _sharing(500)
+    with pytest.raises(FormatError, match="not believed"):
+        OpenedSnapshot(data).decode(files)
 
 
 @pytest.mark.parametrize("lone", [b"\\ud800", b"\\uDFFF x", b"\xed\xa0\x80"])

@@ -32,6 +32,7 @@ from icechunk_async.format.alpha.parts import (
     write_time,
 )
 from icechunk_async.format.alpha.references import ATTRIBUTES
+from icechunk_async.format.flatbuffers.checks import MAX_SHARING
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.json.reading import parse_json
 from icechunk_async.format.json.values import check_text, checked_json, is_list, is_object
@@ -98,6 +99,8 @@ _KEPT_HISTORY: Final = 64
 _MAX_INDEX: Final = 1 << 64
 _MAX_COORDINATE: Final = (1 << 32) - 1
 _NUMBER_BYTES: Final = 4
+_FLOOR_BYTES: Final = 64 << 20
+"""Documents of this size in all are believed of any snapshot."""
 
 
 def write_array(array: ZarrArray) -> dict[str, JSON]:
@@ -225,6 +228,7 @@ class OpenedSnapshot:
         Raises:
             FormatError: it is no JSON object, or has no nodes.
         """
+        self._size_bytes = len(data)
         self._document = parse_json(data, "snapshot")
         self._nodes = self._document.part("nodes")
         # First where all attributes are: the caller reads those files, all at once, and then
@@ -256,8 +260,12 @@ class OpenedSnapshot:
         """Decode the snapshot, given its attribute files.
 
         Raises:
-            FormatError: one of the files is damaged.
+            FormatError: one of the files is damaged, or its rows are shared without end.
         """
+        # All nodes may refer to one row of attributes, so small files can stand for documents of
+        # any size. Genuine ones are a few times as long as the files, since they are indented.
+        size_bytes = self._size_bytes + sum(map(len, files.values()))
+        left = max(_FLOOR_BYTES, MAX_SHARING * size_bytes)
         stored = {key: _attribute_list(key, data) for key, data in files.items()}
         manifests: dict[ManifestId, ManifestFileInfo] = {}
         nodes: list[Node] = []
@@ -270,6 +278,9 @@ class OpenedSnapshot:
                 attributes = _attributes_at(stored[place.file], place)
                 places[node_id] = place
             nodes.append(_node(part, path, node_id, attributes, manifests))
+            left -= len(nodes[-1].user_data)
+            if left < 0:
+                raise self._document.fault("stands for documents that are not believed")
         # References are found by the id of a node, so two of one would share their chunks.
         if len({node.id for node in nodes}) != len(nodes):
             raise self._document.fault("has two nodes of one id")
