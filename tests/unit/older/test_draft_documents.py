@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import random
+import threading
 import tracemalloc
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError, IcechunkError, InvalidMetadataError
+from icechunk_async.format.draft import manifests
 from icechunk_async.format.draft.coordinates import decode_columns, encode_columns, encode_coords
 from icechunk_async.format.draft.manifests import (
     UNSIZED_TAIL,
@@ -54,6 +56,9 @@ from tests.unit.older.older_tools import damage, holding, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 
 ID = ManifestId(bytes(range(12)))
@@ -184,6 +189,58 @@ def test_manifests_survive(given_refs: dict[int, tuple[int, Any]]) -> None:
                 held = pieces.lookup(node_id, coords)
             assert held == refs.ref(at)
     assert pq.read_table(io.BytesIO(data)).schema.equals(MANIFEST)
+
+
+class _Watched:
+    """A lock that tells when somebody wants it."""
+
+    def __init__(self, wanted: threading.Event) -> None:
+        self._lock = threading.Lock()
+        self._wanted = wanted
+
+    def __enter__(self) -> None:
+        if self._lock.locked():
+            self._wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def test_threads_that_fetch_one_group_do_not_clear_it_under_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one comes while the first one decodes; it waits, or it has finished meanwhile."""
+    node_id = NodeId((1).to_bytes(8))
+    refs: dict[Coordinates, ChunkRef | None] = {
+        (at,): NativeChunk(ChunkId.random(), at, 10) for at in range(50)
+    }
+    data = encode_manifest({node_id: ChunkRefs.from_mapping(1, refs)}, 3)
+    pieces = open_pieces(ID, len(data), data)
+    assert pieces is not None
+    went_on = threading.Event()
+    monkeypatch.setattr(pieces, "_lock", _Watched(went_on), raising=False)
+    undecided = pieces.lookup(node_id, (7,))
+    assert isinstance(undecided, Undecided)
+    (extent,) = undecided.extents
+    decode = manifests.decode_groups
+    others: list[threading.Thread] = []
+
+    def fill() -> None:
+        undecided.fill(extent, data[slice(*extent)])
+        went_on.set()
+
+    def decode_later(*args: Any) -> Manifest:
+        if not others:
+            others.append(threading.Thread(target=fill))
+            others[0].start()
+            assert went_on.wait(60)
+        return decode(*args)
+
+    monkeypatch.setattr(manifests, "decode_groups", decode_later)
+    fill()
+    others[0].join()
+    assert pieces.lookup(node_id, (7,)) == refs[7,]
 
 
 def test_groups_without_statistics_may_hold_anything() -> None:

@@ -10,6 +10,7 @@ whose bounds leave a chunk out is not read.
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -291,6 +292,7 @@ class PiecewiseManifest:
         self._groups = [_Bounds(it) for it in footer.groups]
         self._extents = [_extent(it) for it in footer.groups]
         self._held: Mapping[int, Manifest] = {}
+        self._lock = threading.Lock()
 
     @property
     def weight(self) -> int:
@@ -322,11 +324,16 @@ class PiecewiseManifest:
         start, stop = extent
         if len(data) != stop - start:
             raise FormatError(f"A {MANIFEST} ends before its group of rows {group} does.")
-        self._put(start, data)
-        decoded = decode_groups(self.id, self._reader, [group])
-        self._held = {**self._held, group: decoded}
-        # The columns are decoded; the bytes of the group would stay as long as the manifest.
-        self._data[start:stop] = 0
+        # Loops of several threads may fetch one group at once: without the lock the first to finish
+        # would clear the bytes that the other decodes.
+        with self._lock:
+            if group in self._held:
+                return
+            self._put(start, data)
+            decoded = decode_groups(self.id, self._reader, [group])
+            self._held = {**self._held, group: decoded}
+            # The columns are decoded; the bytes of the group would stay as long as the manifest.
+            self._data[start:stop] = 0
 
     def _put(self, start: int, data: bytes | memoryview) -> None:
         if not 0 <= start <= len(self._data) - len(data):
