@@ -109,6 +109,7 @@ async def read_response(reader: asyncio.StreamReader, method: str) -> Message:
             raise FramingError(f"no status line: {head.first_line[:200]!r}")
         if head.status >= 200:
             break
+    # Their heads may name the length that the body would have.
     if method == "HEAD" or head.status in _WITHOUT_BODY:
         return _whole(head, b"", ends=_closes(head))
     framed = head.header("transfer-encoding") or head.header("content-length")

@@ -72,6 +72,7 @@ async def increment(storage: Storage, key: str, times: int) -> None:
 def _run[A, R](
     work: Work[A, R], reopen: Reopen, description: StorageDescription, argument: A
 ) -> list[R]:
+    # Pickled by itself: what it needs may be importable only once the process has this one's path.
     task = pickle.dumps((work, reopen, description, argument))
     workers = [_worker() for _ in range(PROCESSES)]
     try:

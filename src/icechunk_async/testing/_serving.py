@@ -80,9 +80,12 @@ class ServerThread:
 
     async def _serve(self, ready: Future[None]) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        # Races connect hundreds of times at once; a full queue of connections would be a fault that
+        # no plan asked for.
         server = await asyncio.start_server(
             self._connection, HOST, self.port or 0, limit=self._limit, backlog=1024
         )
+        # Kept for the next time: a server that comes back is found where it was.
         self.port = server.sockets[0].getsockname()[1]
         self._stop = lambda: loop.call_soon_threadsafe(stop.set)
         ready.set_result(None)

@@ -35,6 +35,7 @@ async def _was_cancelled(operation: Coroutine[Any, Any, object], n: int) -> bool
     try:
         reached = await _cancel_at(operation, n, task)
     except asyncio.CancelledError:
+        # Else the task of the test would count as cancelled, and its later timeouts would end it.
         task.uncancel()
         return True
     assert not reached, "the operation continued after it was cancelled"
@@ -52,8 +53,12 @@ def _cancel_at(
         try:
             awaited = step()
         except StopIteration:
+            # True if it waited for the n-th time, was cancelled there, and ended as if nothing had
+            # been.
             return index > n
         if index == n:
+            # In the next turn: the task has to wait for what this step returned before it can be
+            # cancelled there.
             loop.call_soon(task.cancel)
         try:
             value = yield awaited

@@ -71,6 +71,7 @@ class FaultyStorage(WrappedStorage):
         if self._happens(self._rates.delays):
             await anyio.sleep(self._random.random() * self._rates.delay_seconds)
         else:
+            # A turn for others, as a request to a service gives: a storage in memory never waits.
             await anyio.lowlevel.checkpoint()
         if self._late and self._happens(0.5):
             await self._carry_out_late()

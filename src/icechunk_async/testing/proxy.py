@@ -157,6 +157,8 @@ class FaultProxy:
         if (head.header("expect") or "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request = await read_request(reader, head)
+        # Once all of the request is here: the client has sent its body, as to a server that fails
+        # then.
         choice = self._chooser.choose(request.method, request.target)
         if choice.delay_seconds:
             await asyncio.sleep(choice.delay_seconds)
@@ -220,6 +222,8 @@ class FaultProxy:
             case Truncate():
                 self._note(request, "truncated", status)
                 kept = len(response.body) // 2
+                # The head promises the whole length, so that the client can see that something is
+                # missing.
                 cut = len(response.head) + kept if response.body else len(response.head) // 2
                 writer.write(whole[:cut])
                 await writer.drain()
@@ -274,6 +278,7 @@ def _encode(answer: Respond, method: str) -> bytes:
     lines = [f"HTTP/1.1 {answer.status} On purpose", f"Content-Length: {len(answer.body)}"]
     lines += [f"{name}: {value}" for name, value in answer.headers]
     head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+    # A body after the reply to a HEAD would be taken for the next reply.
     return head if method == "HEAD" else head + answer.body
 
 

@@ -72,6 +72,8 @@ class WrappedStorage(PassingStorage):
         delimiter: Literal["/"] | None = None,
     ) -> AsyncIterator[ListEntry]:
         """List objects; counts as one request."""
+        # With the first entry, when the request is made; a listing that is left half-way has no
+        # `after`.
         await self.before("list_prefix", prefix)
         entries = self.wrapped.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
         async with closing(entries):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConditionalPromises"]
 
+# A race proves that a server is wrong, and never that it is right: one that looks and writes within
+# microseconds, as moto does, passes these nearly always.
 _WRITERS: Final = 64
 _ROUNDS: Final = 20
 

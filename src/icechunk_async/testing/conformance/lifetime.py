@@ -146,6 +146,7 @@ class LifetimePromises(Promises):
         def run(name: str) -> None:
             asyncio.run(work(name))
 
+        # Two loops on threads beside that of the test, all in use at the same time.
         threads = [asyncio.to_thread(run, name) for name in ("one", "two")]
         await gather(*threads, work("three"))
         assert len(await listed(storage)) == 3 * 39 + 1

@@ -142,6 +142,7 @@ class ReadPromises(Promises):
         await storage.put("key", b"old old old")
         found = await storage.get("key")
         await storage.put("key", b"new new new")
+        # A storage that reads into a buffer which it uses again would show one of these.
         await storage.put("other", b"third")
         await storage.get("other")
         assert bytes(found.data) == b"old old old"

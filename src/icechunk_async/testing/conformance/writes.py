@@ -114,6 +114,7 @@ class WritePromises(Promises):
             return await storage.put("key", body)
 
         versions = await bounded_map(put, bodies, limit=16)
+        # Equal versions would let an update replace a state that it has not seen.
         assert len(set(versions)) == len(bodies)
         found = await storage.get("key")
         assert found.data in bodies
@@ -316,6 +317,7 @@ class DeletePromises(Promises):
             assert await read(storage, "deep/down/key") == body
             await storage.delete(["deep/down/key"])
             assert not await exists(storage, "deep/down/key")
+        # Where there are folders, an empty one must not be in the way.
         await storage.put("deep", b"where a folder was")
         assert await read(storage, "deep") == b"where a folder was"
 
