@@ -124,11 +124,14 @@ def explain(
     else:
         kind, found = _of_answer(error, container, expires, context)
     failure = kind(f"Could not {action} {where}: {found}", **context)
+    # Cut, because the driver quotes replies, and a server may send any amount.
     failure.__cause__ = Detail(redact(f"{type(error).__name__}: {error}")[:2000])
     return failure
 
 
 def _of_connection(error: BaseException) -> tuple[type[IcechunkError], str]:
+    # The driver wraps errors of aiohttp, and these wrap those of the system: the first that says
+    # most decides.
     chain = list(_chain(error))
     for one in chain:
         match one:
@@ -171,6 +174,8 @@ def _of_answer(
     found = f"the service answered {status} {code}".rstrip()
     context["status"] = status
     context["code"] = code
+    # Before the statuses: a busy service answers 503 with a code that says so, and retries should
+    # wait.
     if _is_throttling(status, code):
         pause = _retry_after(error)
         if pause is not None:
@@ -265,6 +270,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         yield error
         inner = getattr(error, "inner_exception", None)
         cause = error.__cause__ or error.__context__
+        # The driver keeps the reason in an attribute where it raises without ``from``.
         following = inner if isinstance(inner, BaseException) else cause
         if isinstance(error, aiohttp.ClientConnectorError):
             following = error.os_error

@@ -89,6 +89,8 @@ _TRIES: Final = 5
 _PAUSES: Final = (0.02, 0.1, 0.5)
 """Pauses between attempts to read back a write."""
 _WRITE_ID: Final = "icechunkwriteid"
+# Codes of conditions that do not hold; empty where a proxy left it out. Other conflicts (409), such
+# as a lease, say nothing of the condition.
 _REFUSALS: Final = frozenset(
     {"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet", "SourceConditionNotMet", ""}
 )
@@ -161,6 +163,7 @@ async def write(requests: Requests, key: str, data: bytes, expected: Expected) -
     request = blob.upload_blob(
         data,
         length=len(data),
+        # Without it the driver adds ``If-None-Match: *`` by itself.
         overwrite=True,
         metadata=task.metadata,
         max_concurrency=1,
@@ -209,6 +212,8 @@ async def write_blocks(
 
     # Blocks wait under the blob's name: a commit of another writer discards these as well.
     for _ in range(_TRIES):
+        # Every round stages all blocks, under the same ids: what is left of an earlier round is
+        # replaced.
         await for_each(stage_at, starts, limit=_BLOCKS_AT_ONCE)
         commit = blob.commit_block_list(
             [BlobBlock(block_id(start)) for start in starts],
@@ -277,6 +282,8 @@ async def settle(
     certain = was_not_applied(failed, conditional=task.expected is not None)
     if isinstance(failure, StorageClosedError) or (certain and not refused):
         raise failure
+    # In every other case the blob decides, by the id. A refusal, too, may be that of a second
+    # request, which a proxy sent although the first had landed.
     return await _read_back(requests, client, task, failure, refused=refused)
 
 

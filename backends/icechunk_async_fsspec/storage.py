@@ -60,6 +60,8 @@ def translate(
     match error:
         case IcechunkError():
             return error
+        # A key below an object, or one that is a folder, names no object. A write that meets one
+        # failed for that reason.
         case FileNotFoundError() | NotADirectoryError() | IsADirectoryError() if not writes:
             return ObjectNotFoundError(f"There is no object {key!r}.", key=key)
         case PermissionError():
@@ -107,6 +109,8 @@ def version(info: Mapping[str, Any], key: str) -> Version:
     for name in _IDENTITIES:
         if info.get(name):
             return Version(f"{name} {info[name]}")
+    # Without access times, which reading changes, and without names and sizes, which are equal for
+    # other bytes.
     told = sorted((name, repr(value)) for name, value in info.items() if name not in _SAY_NOTHING)
     if not any(value != "None" for _, value in told):
         raise StorageError(
@@ -206,6 +210,8 @@ class Folder:
         except _FAILURES as error:
             raise translate(error, "write", key, writes=True) from None
         try:
+            # `pipe_file` returns nothing: the version is read back, and counts only beside the
+            # bytes that were written. Another writer may have replaced them in between.
             found = self.get(key, None)
         except ObjectNotFoundError:
             return _gone()

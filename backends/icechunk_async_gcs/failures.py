@@ -70,6 +70,7 @@ class Refused:
     @property
     def bucket_missing(self) -> bool:
         """Return whether the bucket is missing rather than the object."""
+        # A missing bucket and a missing object are both 404: only the words differ.
         text = self.message.lower()
         return self.status == 404 and "bucket" in text and "does not exist" in text
 
@@ -99,6 +100,7 @@ def refusal(refused: Refused, what: str, bucket: str, key: str | None) -> Storag
                 "Object User' on the bucket, or use another account.",
                 **context,
             )
+        # Requests without a key, such as listings, are about the bucket.
         case 404 if refused.bucket_missing or key is None:
             return BucketNotFoundError(
                 f"{asked}: the bucket {bucket!r} does not exist. Check its name, or create it.",
@@ -106,6 +108,7 @@ def refusal(refused: Refused, what: str, bucket: str, key: str | None) -> Storag
             )
         case 404:
             return ObjectNotFoundError(f"There is no object {key!r} in gs://{bucket}.", **context)
+        # Of writes a 503 leaves doubt, which is settled before this is asked (`Reply.in_doubt`).
         case 429 | 503:
             return _throttled(asked, said, refused.headers, context)
         case status if status >= 500 or status == 408:
@@ -123,6 +126,7 @@ def refusal(refused: Refused, what: str, bucket: str, key: str | None) -> Storag
 
 
 def _unauthorized(asked: str, said: str, context: dict[str, object]) -> StorageError:
+    # The service names its anonymous caller, and has no code for it.
     if "anonymous" in said.lower():
         return PermissionDeniedError(
             f"{asked}: the service wants to know who asks ({said}). Give credentials with "

@@ -72,6 +72,8 @@ async def get_if_changed(
     query = {"alt": "media"}
     generation = generation_of(version)
     if generation is not None:
+        # A text that is no generation is not sent: the service would call it a bad request, and the
+        # object counts as changed.
         query["ifGenerationNotMatch"] = generation
     reply = await service.ask(
         "GET", service.object(name), f"read {key!r}", key=key, accept=(304,), query=query
@@ -98,6 +100,7 @@ async def _empty_part(
     service: Service, key: str, name: str, byte_range: RangeRequest
 ) -> Retrieved | None:
     """Return an empty read with size and version, or None if the range has bytes after all."""
+    # HTTP has no range of no bytes, and a 416 tells neither size nor generation.
     reply = await service.ask(
         "GET",
         service.object(name),
@@ -133,6 +136,8 @@ def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
             "which commits rely on. Use Google Cloud Storage, or an emulator that does.",
             key=key,
         )
+    # A caller joins parts by what it asked for, so that shifted bytes would be a damaged chunk
+    # without an error.
     if reply.status == 206:
         match = _CONTENT_RANGE.fullmatch(reply.headers.get("Content-Range", ""))
         size = int(match[3]) if match else -1

@@ -56,6 +56,8 @@ def generation_of(version: Version) -> str | None:
     Zero is rejected: as a precondition it would mean that there is no object.
     """
     token = version.token
+    # 64 bits: the service would call a larger number a bad request, and not a condition that does
+    # not hold.
     good = _GENERATION.fullmatch(token) is not None and int(token) < 1 << 63
     return token if good else None
 
@@ -149,6 +151,8 @@ async def _resumable(
     # Only path and parameters: the request goes to the configured host, with its credentials.
     place = urlsplit(begun.headers.get("Location", ""))
     target = f"{place.path}?{place.query}"
+    # Each round sends the rest from `offset` on. 308 says how much was kept; a lost reply is
+    # followed by a question for that, and any other status ends the upload.
     offset, failures = 0, 0
     while True:
         reply = await _send_from(service, write, target, data, offset)

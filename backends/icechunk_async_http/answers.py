@@ -141,6 +141,7 @@ def error_of(status: int, headers: Mapping[str, str], key: str, host: str) -> Ic
     pause = _retry_after(headers)
     if pause is not None:
         context["retry_after_seconds"] = pause
+    # A bare 503 may be a server that is down; only one that names a pause asks for fewer requests.
     if status == 429 or (status == 503 and pause is not None):
         return ThrottledError(f"{asked}. Try again later, with fewer requests at once.", **context)
     if status >= 500:
@@ -221,6 +222,7 @@ async def read_whole(
     """
     _check_encoding(answer, key)
     size = answer.content_length
+    # A whole object may have any size, as in every storage.
     limit = math.inf if wanted is None else max_bytes
     if size is None:  # it is sent in chunks of unknown total size
         body = await _read_to_end(answer, key, limit)
@@ -271,6 +273,8 @@ async def _read(
     needed = start < stop or ends
     if needed:
         async for piece in answer.content.iter_chunked(_PIECE_BYTES):
+            # Bytes before the part are dropped as they come: memory holds the part, and the time is
+            # bounded by `max_unranged_bytes`.
             pieces.append(piece[max(0, start - position) : max(0, stop - position)])
             position += len(piece)
             if position > stop or (position == stop and not ends):

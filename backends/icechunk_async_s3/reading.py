@@ -93,6 +93,7 @@ class Reader:
             return self._retrieved(reply, b"", int(size), key)
         # The reply to a HEAD has no body: a read of one byte gives the reason.
         told = await self._transport.read("GET", full, {"range": "bytes=0-0"})
+        # It is there by now, or empty: what the HEAD said counts.
         if told.status in (200, 206, 416):
             told = reply
         raise await self._transport.explain(told, f"reading {key!r} in", key)
