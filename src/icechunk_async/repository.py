@@ -3108,6 +3108,10 @@ def _request(
     # Before anything is opened: a wrong argument would else appear as an error of a driver, or as a
     # repository that was created with a setting nobody meant.
     request.check_types()
+    if request.after_commit:
+        from icechunk_async.engine.commit.hooks import Hooks  # noqa: PLC0415 -- loaded when it is used
+
+        Hooks(request.after_commit)  # refuses what is no hook, before a repository is created
     return request
 
 
@@ -3242,7 +3246,12 @@ class Opening[R: Repository]:
                 # repository closes, and what is open must be left in the reverse order, also when
                 # the event loop just ends.
                 held = Held(open_engine(*self._how, or_open=self._or_open), self._lifetime.warn)
-                self._repository = self._opened(await held.open(), held.close)
+                engine = await held.open()
+                try:
+                    self._repository = self._opened(engine, held.close)
+                except BaseException:
+                    await held.close()
+                    raise
                 # What `warn` is bound to refers to no repository, or none would ever be collected.
                 # Not at exit: `asyncio.run` ends its loop before, which warned, and nothing can be
                 # closed after it.
@@ -3263,9 +3272,13 @@ class Opening[R: Repository]:
             if self._repository is None:
                 opening = open_engine(*self._how, or_open=self._or_open)
                 engine = await stack.enter_async_context(opening)
-                # `aclose` within the block empties this stack, so that the end of the block finds
-                # nothing to close.
-                self._repository = self._opened(engine, stack.aclose)
+                try:
+                    # `aclose` within the block empties this stack, so that the end of the block
+                    # finds nothing to close.
+                    self._repository = self._opened(engine, stack.aclose)
+                except BaseException:
+                    await stack.aclose()
+                    raise
             else:
                 # Awaited before: its own task holds it open, and is told to leave at the end of the
                 # block.

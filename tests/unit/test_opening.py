@@ -358,3 +358,35 @@ async def test_where_nothing_waits_a_repo_info_is_all_that_is_read(
         counted = _Counted(storage)
         assert await opening.find(counted) is not None
         assert len(counted.read) == objects, counted.read
+
+
+@pytest.mark.parametrize("way", ["await", "async with"])
+async def test_a_constructor_that_fails_leaves_nothing_open(created: Backend, way: str) -> None:
+    """The engine is open when the caller's class is made. It closes again, without a warning."""
+
+    class Failing(Repository):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            raise ZeroDivisionError
+
+    async def use() -> None:
+        if way == "await":
+            await Failing.open(URL)
+        else:
+            async with Failing.open(URL):
+                pass
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(ZeroDivisionError):
+            await use()
+        gc.collect()
+    assert not created.is_open
+    assert [str(it.message) for it in caught] == []
+
+
+def test_what_is_no_hook_is_refused_before_anything_is_opened(backend: Backend) -> None:
+    """And so before a repository is created."""
+    with pytest.raises(InvalidInputError, match="is no hook"):
+        Repository.create(URL, probe=False, after_commit=["no function"])  # type: ignore[list-item]
+    assert backend.opened == 0
