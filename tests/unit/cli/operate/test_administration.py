@@ -53,6 +53,14 @@ def test_ops_lists_what_was_done(sample: Sample) -> None:
     assert sample.tip in lines[1]
 
 
+def test_ops_of_format_version_1_says_that_it_keeps_no_log(tmp_path: Path) -> None:
+    """And not that it lacks something else, which the command needs as well."""
+    assert run("init", tmp_path / "one", "--spec-version", "1").exit_code == 0
+    refused = run("ops", tmp_path / "one")
+    assert refused.exit_code == 1
+    assert "operations log" in " ".join(refused.stderr.split())
+
+
 def test_ops_prints_words(repository: Path) -> None:
     """No reprs of the library's classes, and names where the log has numbers."""
     run("status", repository, "--read-only", "moving")

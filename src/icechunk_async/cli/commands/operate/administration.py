@@ -317,13 +317,14 @@ async def ops(repository: Repository, *, number: _Number = None) -> Operations:
 
     JSON keys: operations (each: kind, updated_at, detail).
     """
-    found: list[Operation] = []
-    names = {it.id: it.name for it in await repository.feature_flags()}
+    found: list[Update] = []
+    # The log first: that it has none is what an older layout must be refused for.
     async for update in repository.ops_log():
-        found.append(operation_of(update, names))
+        found.append(update)
         if len(found) == number:
             break
-    return Operations(found)
+    names = {it.id: it.name for it in await repository.feature_flags()}
+    return Operations([operation_of(it, names) for it in found])
 
 
 def operation_of(update: Update, names: Mapping[int, str]) -> Operation:
