@@ -28,6 +28,7 @@ from icechunk_async.format.config import (
     TigrisStore,
 )
 from icechunk_async.format.config.secrets import veiled_url
+from icechunk_async.format.json.values import is_object
 
 if TYPE_CHECKING:
     from icechunk_async.format.config import S3Options, VirtualChunkContainer
@@ -259,16 +260,29 @@ def _of_gcs(options: Mapping[str, str]) -> dict[str, object]:
         found["token"] = "anonymous"  # noqa: S105 - no secret
     key = known.take("service_account_key")
     if key is not None:
-        try:
-            found["token"] = json.loads(key)
-        except ValueError:
-            raise InvalidInputError(
-                "The service account key in the configuration of a virtual chunk container is no "
-                "JSON. Correct the configuration."
-            ) from None
+        found["token"] = _as_key(key)
     _timeouts(known, found, silence="read_timeout_seconds")
     known.finish()
     return found
+
+
+def _as_key(text: str) -> dict[str, object]:
+    """Return the key of a service account, which the repository holds as JSON.
+
+    Raises:
+        InvalidInputError: it is no JSON object.
+    """
+    try:
+        key: object = json.loads(text)
+    except (ValueError, RecursionError):
+        key = None
+    # gcsfs takes null, a name or the path of a file as well, and would use the reader's identity.
+    if not is_object(key):
+        raise InvalidInputError(
+            "The service account key in the configuration of a virtual chunk container is no "
+            "JSON object. Correct the configuration."
+        )
+    return key
 
 
 def _of_azure(options: Mapping[str, str]) -> dict[str, object]:

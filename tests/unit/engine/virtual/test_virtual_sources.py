@@ -309,6 +309,15 @@ async def test_malformed_secret_is_not_shown_in_the_error() -> None:
         assert "secret" not in f"{caught.value}{caught.value.context}{caught.value.__cause__}"
 
 
+@pytest.mark.parametrize("key", ["null", '"google_default"', '"/home/me/key.json"', "[" * 100_000])
+async def test_a_key_of_the_repository_never_stands_for_the_readers_identity(key: str) -> None:
+    """The driver takes such a value for a way to find credentials on the reader's machine."""
+    store = GcsStore({"service_account_key": key})
+    for access in (None, GcsAnonymous()):
+        with pytest.raises(InvalidInputError, match="no JSON object"):
+            await source_options(_container(store), access)
+
+
 @pytest.mark.parametrize("scheme", ["s3", "gs", "gcs", "az", "abfs", "azure", "tigris"])
 async def test_containers_are_opened_through_their_backends(
     scheme: str, monkeypatch: pytest.MonkeyPatch
