@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from icechunk_async.engine.changes.compare import RefChanges, compare_refs
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError, SnapshotNotFoundError
+from icechunk_async.format.json.values import is_object
 from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.transaction_log import TransactionLog
@@ -43,6 +44,7 @@ __all__ = [
     "Comparer",
     "Differences",
     "Outline",
+    "chunk_grid",
     "commits_between",
     "find_differences",
     "nodes_of",
@@ -480,5 +482,22 @@ def _is_comparable(old: Node, new: Node) -> bool:
         return False
     if old.user_data == new.user_data:
         return True
-    grid, other = (json.loads(it.user_data).get("chunk_grid") for it in (old, new))
-    return bool(grid == other)
+    return bool(chunk_grid(old) == chunk_grid(new))
+
+
+def chunk_grid(node: Node) -> dict[str, Any]:
+    """Return the chunk grid in the metadata document of an array.
+
+    Raises:
+        FormatError: there is no such grid.
+    """
+    try:
+        document: object = json.loads(node.user_data)
+    except (ValueError, RecursionError):
+        document = None
+    grid: object = document.get("chunk_grid") if is_object(document) else None
+    if not is_object(grid):
+        raise FormatError(
+            f"The metadata document of {node.path!r} in a snapshot has no chunk grid."
+        )
+    return grid

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges
@@ -13,14 +12,16 @@ from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.history.graph import lineage, merged_into
 from icechunk_async.engine.versions.combine import Combining, combine, load
-from icechunk_async.engine.versions.differences import nodes_of
+from icechunk_async.engine.versions.differences import chunk_grid, nodes_of
 from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.errors import (
     BranchNotFoundError,
+    FormatError,
     InvalidInputError,
     NodeNotFoundError,
     SnapshotNotFoundError,
 )
+from icechunk_async.format.json.values import is_list, is_object
 from icechunk_async.format.paths import ancestors, check_selection, is_within
 
 if TYPE_CHECKING:
@@ -254,14 +255,30 @@ async def _restore_region(
 
 
 def chunk_shape(node: Node) -> tuple[int, ...]:
-    """Return the elements of a chunk along each axis of a regular grid."""
-    grid: Any = json.loads(node.user_data)["chunk_grid"]
-    if grid["name"] != "regular":
+    """Return the elements of a chunk along each axis of a regular grid, each 1 at least.
+
+    Raises:
+        InvalidInputError: the grid is of another kind.
+        FormatError: the metadata document is damaged.
+    """
+    assert node.array is not None
+    grid = chunk_grid(node)
+    if grid.get("name") != "regular":
         raise InvalidInputError(
-            f"{node.path!r} has a chunk grid of kind {grid['name']!r}, and regions are told for "
-            "regular grids only. Restore the whole array."
+            f"{node.path!r} has a chunk grid of kind {grid.get('name')!r:.60}, and regions are "
+            "told for regular grids only. Restore the whole array."
         )
-    return tuple(grid["configuration"]["chunk_shape"])
+    configuration: object = grid.get("configuration")
+    sizes: object = configuration.get("chunk_shape") if is_object(configuration) else None
+    lengths = [it.array_length for it in node.array.dimensions]
+    if not is_list(sizes) or len(sizes) != len(lengths) or not all(map(_is_size, sizes, lengths)):
+        raise FormatError(f"The chunk grid in the metadata document of {node.path!r} is damaged.")
+    return tuple(max(size, 1) for size in sizes)
+
+
+def _is_size(size: object, length: int) -> bool:
+    # Only along an axis of length 0 may chunks have the length 0.
+    return type(size) is int and size >= min(length, 1)
 
 
 def _box(path: str, node: Node, region: Sequence[slice]) -> Extents:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async import Repository
+from icechunk_async import Repository, SnapshotId
+from icechunk_async.engine.versions.feed import changes_in_box
 from icechunk_async.errors import (
     BranchNotFoundError,
     ConflictError,
+    FormatError,
     InvalidInputError,
     MergeConflictError,
     NodeNotFoundError,
@@ -23,9 +25,6 @@ from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import group_document, make_array, memory_url, read, write
 from tests.unit.engine.versions.stories import Story, contents_at
-
-if TYPE_CHECKING:
-    from icechunk_async import SnapshotId
 
 
 async def numbers(repository: Repository, **chunks: int) -> SnapshotId:
@@ -320,3 +319,50 @@ def test_stories_are_repeatable() -> None:
     """The same seed draws the same changes."""
     one, other = Story(random.Random(1)), Story(random.Random(1))
     assert [one.chance.random() for _ in range(3)] == [other.chance.random() for _ in range(3)]
+
+
+DAMAGED = [
+    b"no JSON",
+    b"[]",
+    b"[" * 100_000,
+    b'{"chunk_grid": "regular"}',
+    b'{"chunk_grid": {"name": "regular", "configuration": []}}',
+    b'{"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0]}}}',
+    b'{"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [true]}}}',
+    b'{"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1]}}}',
+]
+
+
+@pytest.mark.parametrize("document", DAMAGED)
+async def test_regions_of_an_array_with_a_damaged_document_are_a_format_error(
+    document: bytes,
+) -> None:
+    """Sessions refuse such documents; what is stored may hold anything."""
+    async with Repository.create(memory_url(), spec_version=1) as repository:
+        await numbers(repository, c0=1)
+        assets = repository.engine.assets
+        tip = await assets.snapshot(await repository.lookup_branch("main"))
+        node = replace(tip.nodes["/a"], user_data=document)
+        hostile = replace(
+            tip, id=SnapshotId.random(), parent_id=tip.id, nodes=tip.nodes.edited([node])
+        )
+        await assets.put_snapshot(hostile)
+        await repository.create_branch("hostile", hostile.id)
+        with pytest.raises(FormatError, match="'/a'"):
+            await repository.blame("a", [slice(0, 5)], ref="hostile")
+        with pytest.raises(FormatError, match="'/a'"):
+            await repository.restore("hostile", paths=["a"], region=[slice(0, 5)])
+
+
+@pytest.mark.parametrize("document", DAMAGED[:4])
+async def test_a_box_of_an_array_with_a_damaged_document_is_a_format_error(
+    repository: Repository, document: bytes
+) -> None:
+    """Whether its chunks can be compared is not known then."""
+    await numbers(repository, c0=1)
+    tip = await repository.engine.assets.snapshot(await repository.lookup_branch("main"))
+    node = replace(tip.nodes["/a"], user_data=document)
+    hostile = replace(tip, id=SnapshotId.random(), nodes=tip.nodes.edited([node]))
+    for pair in ((tip, hostile), (hostile, tip)):
+        with pytest.raises(FormatError, match="'/a'"):
+            await changes_in_box(repository.engine, *pair, "/a", ((0, 10),))
