@@ -429,19 +429,24 @@ class Spiller:
                     "The session's changes were discarded, or it was rebased, while publications "
                     "of its forks were taken in. None was; they do not fit any more."
                 )
-            noted = [self._noted, noted_in(workspace.changes)]
-            own = news_since(before.changes, workspace.changes, base.nodes, before.stamps, noted)
-            changes = laid_over(folded, own, ground)
-            workspace.rebase_to(base, changes, continues=True)
-            self._note(changes, own, sharing=sharing)
-            taken = {**self.shared.taken, **folded.taken}
-            folded = replace(folded, changes=without_journals(folded.changes), taken=taken)
-            self.shared, self._untold = folded, True
-            stale = [it for it in stored.publications if not self._counts(it)]
-            self._absorbed = (*self._absorbed, *self._known, *stale)
-            self._known.clear()
-            self._took_in([it.lineage for it in found])
-        return True
+            # `give_up` waits for nobody. What was read of that fork must not come in after it.
+            gave_up = not all(self.shared.takes(it.fork_id, it.number) for it in found)
+            if not gave_up:
+                noted = [self._noted, noted_in(workspace.changes)]
+                own = news_since(
+                    before.changes, workspace.changes, base.nodes, before.stamps, noted
+                )
+                changes = laid_over(folded, own, ground)
+                workspace.rebase_to(base, changes, continues=True)
+                self._note(changes, own, sharing=sharing)
+                taken = {**self.shared.taken, **folded.taken}
+                folded = replace(folded, changes=without_journals(folded.changes), taken=taken)
+                self.shared, self._untold = folded, True
+                stale = [it for it in stored.publications if not self._counts(it)]
+                self._absorbed = (*self._absorbed, *self._known, *stale)
+                self._known.clear()
+                self._took_in([it.lineage for it in found])
+        return await self._take_in(sharing=sharing) if gave_up else True
 
     def _note(self, changes: ChangeSet, own: News, *, sharing: bool) -> None:
         """Begin to note changes anew, after publications were put below the session's."""

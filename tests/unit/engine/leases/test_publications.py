@@ -6,6 +6,7 @@ import pickle
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from icechunk_async import ForkSession, Repository
@@ -21,6 +22,7 @@ from icechunk_async.errors import (
     SessionStateError,
 )
 from icechunk_async.format.layout import spill_prefix
+from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import array_document, group_document, make_array, objects, read, write
 from tests.unit.engine.changes.fork_cases import CLASHES, TOGETHER, steps
 from tests.unit.engine.leases.lease_tools import CHUNK, HOUR, MINUTE, World, filled, process
@@ -28,6 +30,7 @@ from tests.unit.engine.leases.lease_tools import CHUNK, HOUR, MINUTE, World, fil
 if TYPE_CHECKING:
     from icechunk_async.conflicts import MergeClash
     from icechunk_async.session import AnySession, Session
+    from icechunk_async.storage import RangeRequest, Retrieved
 
 ONE, TWO = b"1" * 600, b"2" * 600
 
@@ -293,6 +296,38 @@ async def test_what_was_written_with_another_in_view_counts_whatever_the_clocks_
         assert await chunks(session, 1, 2) == [TWO, raced]
         await one.refresh()
         assert await chunks(one, 1, 2) == [TWO, raced]
+
+
+async def test_a_fork_discarded_while_its_session_refreshes_stays_out(spec: int) -> None:
+    """Its publication is not taken in any more, those of others are."""
+    world = World()
+    async with filled(world, spec) as storage:
+        reading, go_on = anyio.Event(), anyio.Event()
+
+        class Slow(LatencyStorage):
+            async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+                if one_name in key:
+                    reading.set()
+                    await go_on.wait()
+                return await super().get(key, byte_range)
+
+        one_name = "no fork has this id"
+        async with process(Slow(storage, seconds=0)) as (_, session):
+            one, two = await session.fork(), await session.fork()
+            one_name = one.fork_id
+            for fork, number in ((one, 1), (two, 2)):
+                async with sent(fork).attached(storage) as away:
+                    await write(away, f"a/c/{number}", ONE)
+                    await away.publish()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.refresh)
+                await reading.wait()
+                session.discard_fork(one)
+                go_on.set()
+            assert await chunks(session, 1, 2) == [None, ONE]
+            await session.refresh()
+            assert await chunks(session, 1, 2) == [None, ONE]
+            await session.commit("without the first")
 
 
 async def test_a_fork_that_published_need_not_be_merged(spec: int) -> None:
