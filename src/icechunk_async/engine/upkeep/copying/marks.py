@@ -19,6 +19,7 @@ from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.repo_info.file import read_info
 from icechunk_async.engine.upkeep.copying.derivation import AS_IT_IS
 from icechunk_async.engine.upkeep.sweep import pages
+from icechunk_async.format.json.values import is_list, is_object
 from icechunk_async.format.layout import BRANCH_PREFIX, CONFIG, REFS, REPO_INFO, TAG_PREFIX
 from icechunk_async.format.refs import decode_ref
 
@@ -181,7 +182,7 @@ class Mark:
                     {"refs": dict(it["refs"]), "rest": str(it["rest"])} for it in noted["summaries"]
                 ),
                 dict(noted["source"]),
-                tuple(noted["selection"]),
+                _selection_of(noted["selection"]),
                 None if refs is None else frozenset(map(str, refs)),
                 dict(noted["shown"]),
             )
@@ -222,6 +223,23 @@ class Mark:
     def interrupted(self, there: References | None) -> bool:
         """Return whether a copy ended before it showed what it was to bring."""
         return bool(self.shown) and (there is None or there.sums != self.shown)
+
+
+def _selection_of(noted: object) -> tuple[Any, ...]:
+    """Return the selection in a note: names, a time, and perhaps how snapshots differ.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    if not is_list(noted) or len(noted) not in (0, 2, 3):
+        raise ValueError("no selection")
+    if len(noted) == 3:
+        derivation: object = noted[2]
+        if not is_object(derivation) or derivation.keys() != AS_IT_IS.describe().keys():
+            raise ValueError("no derivation")
+        if derivation["paths"] is not None and not is_list(derivation["paths"]):
+            raise ValueError("no paths")
+    return tuple(noted)
 
 
 def changes_since(mark: Mark, there: References) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -264,6 +265,23 @@ async def test_a_damaged_note_of_copies_counts_as_none() -> None:
             await destination.put(MARK, damage)
             with pytest.raises(RepositoryExistsError):
                 await copy_repository(source, destination)
+
+
+async def test_a_note_of_copies_with_a_damaged_part_counts_as_none() -> None:
+    """The rest of it may be sound; no part of it is used."""
+    url, _ = await littered(2)
+    async with open_storage(url) as source, open_storage(memory_url()) as destination:
+        await copy_repository(source, destination)
+        note = json.loads(bytes((await destination.get(MARK)).data))
+        async with Repository.open(url) as repository:
+            await commit(repository, 50, "later")
+        empty: dict[str, object] = {}
+        for selection in ([None, None, 3], [None, None, {"paths": 3}], [None] * 4, empty, 3):
+            await destination.put(MARK, json.dumps({**note, "selection": selection}).encode())
+            with pytest.raises(RepositoryExistsError, match="no copy, or the note"):
+                await copy_repository(source, destination)
+        await destination.put(MARK, json.dumps(note).encode())
+        await copy_repository(source, destination)
 
 
 async def test_of_two_copies_at_once_one_is_told_that_it_lost() -> None:
