@@ -12,6 +12,7 @@ from icechunk_async.engine.commit.publisher import Publisher
 from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.upkeep.integrity.rebuild import coordinates_in
+from icechunk_async.engine.upkeep.integrity.structure import uncached
 from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError
 from icechunk_async.format.ids import ChunkId, ManifestId
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind, VirtualChunk
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.upkeep.integrity.report import Finding
     from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.manifest.refs import Coordinates, Extents
     from icechunk_async.format.snapshot import Node, Snapshot
+    from icechunk_async.storage import Storage
 
 __all__ = ["Damage", "Drop", "commit_drop", "plan_drop"]
 
@@ -61,16 +64,17 @@ class Damage:
     @classmethod
     async def of(cls, engine: Engine, findings: Iterable[Finding]) -> Self:
         """Sort findings, and look at each object again."""
-        # A report may be old. What was restored meanwhile is not dropped.
-        damage = cls()
+        # A report may be old. What was restored meanwhile is not dropped. What a cache of this
+        # process holds does not count: others have lost it.
+        damage, assets = cls(), uncached(engine)
         for it in findings:
             name = it.location.rpartition("/")[2]
             if it.kind == "virtual":
                 damage._add_virtual(it)
             elif it.kind == "manifest":
-                await damage._add_manifest(engine, it, ManifestId.parse(name))
+                await damage._add_manifest(assets, it, ManifestId.parse(name))
             else:
-                await damage._add_chunk(engine, it, bytes(ChunkId.parse(name)))
+                await damage._add_chunk(assets.storage, it, bytes(ChunkId.parse(name)))
         return damage
 
     def _add_virtual(self, it: Finding) -> None:
@@ -81,20 +85,20 @@ class Damage:
         if known is not None:
             known.add((it.offset, it.length))
 
-    async def _add_manifest(self, engine: Engine, it: Finding, manifest_id: ManifestId) -> None:
+    async def _add_manifest(self, assets: Assets, it: Finding, manifest_id: ManifestId) -> None:
         if it.problem == "undecodable":
             if it.array is not None and it.coordinates is not None:
                 self.inside.setdefault((manifest_id, it.array), set()).add(it.coordinates)
             return
         try:
-            await engine.assets.manifests.read(manifest_id)
+            await assets.manifests.read(manifest_id)
         except FormatError:
             self.manifests.add(manifest_id)
             self.whole.add(it.location)
 
-    async def _add_chunk(self, engine: Engine, it: Finding, chunk_id: bytes) -> None:
+    async def _add_chunk(self, storage: Storage, it: Finding, chunk_id: bytes) -> None:
         try:
-            size = (await engine.storage.get(it.location, ByteRange(0, 0))).size_bytes
+            size = (await storage.get(it.location, ByteRange(0, 0))).size_bytes
         except ObjectNotFoundError:
             self.sizes[chunk_id] = -1
             return

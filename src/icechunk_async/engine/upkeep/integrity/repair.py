@@ -17,7 +17,7 @@ from icechunk_async.engine.history import check_online
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.upkeep.integrity.drop import Damage, Drop, commit_drop, plan_drop
 from icechunk_async.engine.upkeep.integrity.rebuild import rebuilt_log
-from icechunk_async.engine.upkeep.integrity.structure import log_problem, uncached
+from icechunk_async.engine.upkeep.integrity.structure import log_problem, stored, uncached
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -102,7 +102,7 @@ class RepairPlan:
                 tips[drop.branch] = await commit_drop(engine, drop)
                 told(Progress("repairing", done := done + 1, total))
             for key in self._damaged:
-                await _move_away(engine.storage, key)
+                await _move_away(engine, key)
                 told(Progress("repairing", done := done + 1, total))
             await engine.storage.sync()
         return tips
@@ -136,7 +136,7 @@ async def plan_repair(
         if drop is not None:
             drops.append(drop)
             steps.append(RepairStep("drop chunks", branch, drop.detail()))
-    damaged = [key for key in damage.removable() if await _is_there(engine.storage, key)]
+    damaged = [key for key in damage.removable() if await _is_there(stored(engine), key)]
     steps += [RepairStep("quarantine", it, f"moved to {QUARANTINE + it!r}") for it in damaged]
     left += [
         f"{it.detail} {_ADVICE.get(it.kind, '')}".rstrip()
@@ -201,32 +201,35 @@ async def _is_there(storage: Storage, key: str) -> bool:
 
 async def _replace_log(engine: Engine, log: TransactionLog) -> None:
     """Store a log in place of a damaged or missing one."""
-    storage, key = engine.storage, transaction_key(log.id)
+    storage, key = stored(engine), transaction_key(log.id)
     packed = await engine.assets.pack_transaction_log(log)
     found = await read_if_there(storage, key)
     if found is None:
         if await create_object(storage, key, packed) is None:
             raise _changed(key)
-        return
-    await storage.put(QUARANTINE + key, found.data)
-    try:
-        await storage.put(key, packed, if_version=found.version)
-    except PreconditionFailedError as error:
-        raise _changed(key) from error
+    else:
+        await storage.put(QUARANTINE + key, found.data)
+        try:
+            await storage.put(key, packed, if_version=found.version)
+        except PreconditionFailedError as error:
+            raise _changed(key) from error
+    if engine.cache is not None:  # which keeps logs, as nothing else changes them
+        await engine.cache.forget([key])
 
 
 def _changed(key: str) -> ConflictError:
     return ConflictError(f"{key!r} changed since the repair was planned. Plan again.")
 
 
-async def _move_away(storage: Storage, key: str) -> None:
-    """Copy an object to the quarantine, then delete it."""
+async def _move_away(engine: Engine, key: str) -> None:
+    """Copy an object to the quarantine, then delete it, also from the cache."""
+    storage = stored(engine)
     found = await read_if_there(storage, key)
     if found is None:
         return
     await storage.put(QUARANTINE + key, found.data)
     await storage.sync()  # the copy must outlive the object
-    for failure in await storage.delete([key]):
+    for failure in await engine.storage.delete([key]):
         raise failure.error
 
 

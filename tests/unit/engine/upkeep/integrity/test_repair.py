@@ -16,7 +16,7 @@ from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
 from icechunk_async.repository import RepoAvailability, RepoStatus
-from icechunk_async.storage import open_storage
+from icechunk_async.storage import CacheOptions, open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, objects, read
 from tests.unit.engine.upkeep.integrity.damaging import damage, filled, healthy, kinds_of
@@ -92,6 +92,35 @@ async def test_damaged_logs_manifests_and_chunks_are_repaired(seed: int, spec: i
                     assert key == made.key or is_damaged or now.get(key) == data
             if mode == "truncated" and report.findings and kind != "chunks":
                 assert now[f"quarantine/{made.key}"] == made.objects[made.key]
+
+
+@pytest.mark.parametrize("kind", ["chunks", "manifests", "transactions"])
+@pytest.mark.parametrize("mode", ["deleted", "truncated"])
+async def test_what_a_cache_holds_does_not_hide_damage_from_a_repair(kind: str, mode: str) -> None:
+    """Others cannot read what only the cache of this process has."""
+    found = await healthy(2, 2, expires=False)
+    url = await filled(found)
+    cached = Repository.open(url, cache=CacheOptions(memory_bytes=1 << 24))
+    async with open_storage(url) as storage, cached as repository:
+        for key in kinds_of(found)[kind]:
+            await repository.storage.get(key)
+        for key in kinds_of(found)[kind]:
+            if mode == "deleted":
+                await storage.delete([key])
+            else:
+                await storage.put(key, found[key][:50])
+        plan = await repository.plan_repair(await repository.verify("length"))
+        assert plan.steps
+        async with Repository.open(url) as other:
+            wanted = await other.plan_repair(await other.verify("length"))
+            assert plan.steps == wanted.steps
+        await plan.apply()
+        await sound(repository, "length")
+        for key in [it.target for it in plan.steps if it.action == "rebuild log"]:
+            now = bytes((await storage.get(key)).data)
+            assert bytes((await repository.storage.get(key)).data) == now
+            if mode == "truncated":
+                assert bytes((await storage.get(f"quarantine/{key}")).data) == found[key][:50]
 
 
 @pytest.mark.parametrize("spec", [1, 2])
