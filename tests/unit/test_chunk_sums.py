@@ -588,6 +588,28 @@ async def test_chunks_that_cannot_be_read_stay_without_a_sum() -> None:
         assert (report.incomplete, report.is_right) == (1, False)
 
 
+async def test_what_a_cache_holds_does_not_hide_what_the_content_root_vouches_for() -> None:
+    """Manifests, sidecars and the list are read from the storage."""
+    url = memory_url()
+    async with Repository.create(url, sums=True) as repository:
+        await filled(repository)
+    options = CacheOptions(memory_bytes=1 << 24)
+    async with open_storage(url) as storage, Repository.open(url, cache=options) as repository:
+        report = await repository.check_content()
+        assert report.is_right
+        (manifest_id,) = (await repository.readonly_session("main")).workspace.base.manifests
+        for key in (
+            f"manifests/{manifest_id}",
+            sums_key(manifest_id),
+            f"sums/{report.snapshot_id}",
+        ):
+            good = bytes((await repository.storage.get(key)).data)
+            await storage.put(key, good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
+            assert not (await repository.check_content()).is_right
+            await storage.put(key, good)
+        assert (await repository.check_content()).is_right
+
+
 async def test_content_root_notices_every_object_that_it_vouches_for() -> None:
     """A flipped bit of a manifest's file, of a sidecar, of the list; a lost object."""
     async with made() as repository:

@@ -16,6 +16,7 @@ from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.files.manifests import check_id
 from icechunk_async.engine.sidecars.digests import listed
 from icechunk_async.engine.sidecars.sums import with_sums
+from icechunk_async.engine.upkeep.integrity.structure import stored, uncached
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList, Listed, node_lines
 from icechunk_async.format.envelope import FileType, unpack
@@ -233,7 +234,8 @@ async def check_content(engine: Engine, snapshot: Snapshot) -> ContentReport:
     problems: list[str] = []
     digests = None
     try:
-        digests = await engine.assets.digests.read(snapshot.id)
+        # From the storage, as all below: a cache may hold what was damaged since.
+        digests = await uncached(engine).digests.read(snapshot.id)
     except FormatError as error:
         problems.append(str(error))
     # Without the list only manifests could be compared, and nothing vouches for them.
@@ -280,7 +282,7 @@ async def _check_manifest(
         wanted[sums_key(manifest_id)] = entry.sums
     for name, digest in wanted.items():
         try:
-            data = (await engine.storage.get(name)).data
+            data = (await stored(engine).get(name)).data
         except ObjectNotFoundError:
             problems.append(f"{name!r} is missing.")
         else:
