@@ -429,6 +429,56 @@ def test_an_invalid_expression_matches_nothing_and_raises_nothing(regex: str) ->
     assert not Dim.DimensionName(regex).matches(0, "(" if regex != "[[a]" else "b")
 
 
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [
+        ("(a+)+$", "aaa"),
+        ("(a|a)*$", "aaa"),
+        ("(?:a|b)+$", "aaa"),
+        ("(a?){5}a{5}", "a" * 5),
+        ("(a{1,9}){9}", "a" * 9),
+        ("((ab*)*)*", "ab"),
+        (r"(a)\1", "aa"),
+        ("(?=a)a", "a"),
+        ("(?x) a", "a"),
+        ("a*a*a*a*a*$", "a" * 30),
+        ("^/?a*a*a*a*a*$", "a" * 30),
+        ("a?" * 20 + "$", "a" * 20),
+        ("(a|b)" * 20, "a" * 20),
+        ("a{1,99}a{1,99}a{1,99}$", "a" * 99),
+        ("a.*b" + "c" * 1000, "ab" + "c" * 1000),
+        ("a*$", "a" * 600),
+    ],
+)
+def test_preloading_passes_over_expressions_that_could_take_long(regex: str, text: str) -> None:
+    """They match here, but not on any text in a time that a hint is worth; splitting needs them."""
+    assert Split.path_matches(regex).matches(f"/{text}")
+    for condition in (Preload.path_matches(regex), Preload.name_matches(regex)):
+        assert not condition.matches(f"/{text}", 1)
+        assert not condition.may_match(f"/{text}")
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "temp", "^/air/", "time$", "^(time|lat|lon)$", "h(ei)?ght", "(?i)TEMP", r"\d+$", "[a-z]*0",
+        ".*temp.*", "^/(air|sea)/.*$", "(?P<kind>air|sea)/t", "(/b)*/t", "x{2}", "x{1,3}/",
+        "[])(*]", r"\(", "a{", "(.*/)?time$", "^$", "",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/air/temperature", "/b/b/time", "/xx/10", "/height", "/a(", "/"])
+def test_preloading_searches_ordinary_expressions_as_splitting_does(regex: str, path: str) -> None:
+    """On paths of usual length."""
+    assert Preload.path_matches(regex).matches(path, 1) == Split.path_matches(regex).matches(path)
+    assert Preload.name_matches(regex).matches(path, 1) == Split.name_matches(regex).matches(path)
+
+
+def test_the_default_is_searched_in_names_of_any_length() -> None:
+    """Its expressions have several quantifiers, of which none backtracks far."""
+    assert DEFAULT_PRELOAD_CONDITION.matches("/height_" + "a" * 5000, 1)
+    assert not DEFAULT_PRELOAD_CONDITION.matches("/z" + "a" * 5000 + "0" * 5000 + "!", 1)
+
+
 def test_rules_become_nested_dicts_and_back() -> None:
     """They do so in order, like the official ``to_dict`` and ``from_dict``."""
     rules = SOME.effective_manifest.effective_splitting

@@ -2,9 +2,13 @@
 
 Regular expressions are searched anywhere in the text. The official engine uses Rust's syntax,
 this library Python's ``re``: keep to what both share (no look-around, no back references, no
-set operations, flags at the start only). A pattern that does not compile matches nothing. One
-that backtracks without end blocks its caller: accept patterns only from people you trust with
-the repository's configuration.
+set operations, flags at the start only). A pattern that does not compile matches nothing.
+
+Preloading is a hint that every reader follows, also of a repository that somebody else wrote. It
+passes over patterns that could take long on a path: those in which something that is repeated has
+quantifiers or alternatives itself, and those with several quantifiers on long paths. Splitting
+decides how a commit is stored, so it tries all patterns, and one that backtracks without end blocks
+the writer: commit only to repositories whose configuration you trust.
 
 For the syntax of regular expressions see ``preload``.
 """
@@ -26,6 +30,7 @@ from icechunk_async.format.config.fields import (
     last_segment,
     of_type,
     search,
+    search_briefly,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +140,7 @@ class PreloadPath(ManifestPreloadCondition):
 
     @override
     def may_match(self, path: str) -> bool:
-        return search(self.regex, path)
+        return search_briefly(self.regex, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,11 @@ class PreloadName(ManifestPreloadCondition):
     @override
     def may_match(self, path: str) -> bool:
         name = last_segment(path)
-        return name is not None and search(self.regex, name)
+        if name is None:
+            return False
+        # The patterns of the default have several quantifiers, and none of them backtracks far.
+        find = search if self.regex in _COORDINATE_NAMES else search_briefly
+        return find(self.regex, name)
 
 
 # Bounds have 32 bits because the counts in a snapshot's list of manifests have (spec, "Snapshot

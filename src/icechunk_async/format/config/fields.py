@@ -36,6 +36,7 @@ __all__ = [
     "of_type",
     "optional_integer",
     "search",
+    "search_briefly",
 ]
 
 
@@ -58,6 +59,89 @@ def _compiled(regex: str) -> re.Pattern[str] | None:
             return re.compile(regex)
         except (re.error, OverflowError, RecursionError):
             return None
+
+
+_MAX_STEPS: Final = 1 << 18
+"""Steps of a search, which take some milliseconds at most."""
+_MAX_REGEX: Final = 1000
+_TOKEN: Final = re.compile(
+    r"(?P<refused>\\[1-9]|\(\?(?!:|P<))"  # references back; flags, look-around and others
+    r"|(?P<plain>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])"
+    r"|(?P<open>\((?:\?(?:P<\w+>|:))?)|(?P<close>\))|(?P<bar>\|)"
+    r"|(?P<times>(?:[*+?]|\{(?P<low>\d*)(?P<comma>,?)(?P<high>\d*)\})[?+]?)"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+
+
+class _Group:
+    """A group of an expression."""
+
+    def __init__(self) -> None:
+        self.ways = 1
+        """The number of its alternatives."""
+        self.varies = False
+        """Whether it can match one text in several ways, so that repeating it multiplies them."""
+
+
+def search_briefly(regex: str, text: str) -> bool:
+    """Return as `search`, but False for an expression that might take long on this text.
+
+    Expressions come from the stored configuration, and a repository may be hostile. Python's
+    matcher tries every way to divide a text among quantifiers, without letting others run.
+    """
+    growth = _growth(regex)
+    if growth is None:
+        return False
+    factor, power = growth
+    return factor * (len(text) + 1) ** power <= _MAX_STEPS and search(regex, text)
+
+
+@lru_cache(maxsize=256)
+def _growth(regex: str) -> tuple[int, int] | None:
+    """Return how the steps of a search grow: a factor, and a power of the length of the text.
+
+    None if they may grow faster, as where what is repeated has quantifiers or alternatives itself,
+    or where the expression has what this function does not know.
+    """
+    regex = regex.removeprefix("(?i)")
+    if len(regex) > _MAX_REGEX:
+        return None
+    # A search may begin anywhere, and each quantifier without an end may stop anywhere.
+    factor, power = 1, 1
+    whole = _Group()
+    groups, before = [whole], _Group()
+    for token in _TOKEN.finditer(regex):
+        repeated, before = before, _Group()
+        kind = token.lastgroup
+        if kind == "refused" or (kind == "close" and len(groups) == 1):
+            return None
+        if kind == "open":
+            groups.append(_Group())
+        elif kind == "close":
+            before = groups.pop()
+            factor *= before.ways
+            groups[-1].varies |= before.varies
+        elif kind == "bar":
+            groups[-1].ways += 1
+            groups[-1].varies = True
+        elif kind == "times":
+            ways = _ways(token)
+            if repeated.varies and token["times"][0] != "?":
+                return None
+            factor, power = factor * (ways or 1), power + (ways is None)
+            groups[-1].varies = True
+    is_anchored = regex.startswith("^") and whole.ways == 1
+    return factor * whole.ways, power - is_anchored
+
+
+def _ways(times: re.Match[str]) -> int | None:
+    """Return how often a quantifier may repeat, in different numbers; None for any."""
+    if times["times"][0] == "?":
+        return 2
+    if times["high"]:
+        return max(1, int(times["high"]) - int(times["low"] or 0) + 1)
+    return None if times["comma"] or times["low"] is None else 1
 
 
 def last_segment(path: str) -> str | None:
