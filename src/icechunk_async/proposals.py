@@ -95,6 +95,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# Each check may read whole arrays, or be a program that uses all processors.
 _AT_ONCE: Final = 4
 COMPARED_CHUNKS: Final = 10_000
 

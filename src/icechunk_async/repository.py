@@ -604,6 +604,8 @@ class Repository:
 
         Cancellation: a lease that nobody holds may be there; it expires.
         """
+        # Before any request: a session that could not commit safely must not let anybody write
+        # first.
         self._engine.check_safe()
         duration_us = None
         if lease is not False:
@@ -613,6 +615,8 @@ class Repository:
         if duration_us is not None:
             self._engine.history.capabilities.require("leases")
         base = await self._engine.load(branch)
+        # By the state that the load has just read. The commit looks again, in the same step in
+        # which the branch moves.
         check_online(self._engine.history)
         check_unprotected(self._engine.history, branch)
         if duration_us is None:
@@ -1042,6 +1046,8 @@ class Repository:
         Cancellation: the branch may have been moved.
         """
         self._engine.check_safe()
+        # Ids are parsed before anything is asked for: a wrong one is the caller's fault, whatever
+        # is there.
         expected = None if from_snapshot_id is None else as_snapshot_id(from_snapshot_id)
         target = as_snapshot_id(snapshot_id)
         await self._engine.history.reset_branch(branch, target, expected=expected)

@@ -625,6 +625,8 @@ class Session(_Hierarchy):
                     self._begun = self._begin_writing()
         return self._begun
 
+    # `warn` is bound now: when the interpreter ends, names of modules may be gone before sessions
+    # are.
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn if changes vanish with the session: neither committed nor discarded."""
         # The constructor may have failed. Work under a lease is stored, and can be resumed.
@@ -1190,6 +1192,8 @@ class ForkSession(_Hierarchy):
                     state.forks.lineage,
                     state.membership,
                 )
+        # After the copy: a chunk that a thread packs before it would be among the changes and not
+        # in the storage, and one that is packed later only makes this refuse once too often.
         if self.has_pending_chunks:
             raise _pending()
         return encode_fork(ForkState(self._session_id, *fork, self._deduplicate))

@@ -31,8 +31,8 @@ _MOST_SNAPSHOTS: Final = 10_000
 _MOST: Final = 100
 """Ids that are offered; more are narrowed down by another letter."""
 # Others chose the names and the messages, and shells take what is offered for more than text: bash
-# and fish put it into the line unquoted, where $(...) runs once Enter is pressed; zsh evaluates
-# words and descriptions when Tab is (Typer 0.29 escapes a backquote, but no backslash before it).
+# puts it into the line unquoted, where $(...) runs once Enter is pressed; zsh evaluates words and
+# descriptions when Tab is (Typer 0.29 escapes a backquote, but no backslash before it).
 _WORD: Final = re.compile(r"[\w./@+,][\w./@+,:=%-]*")
 _NO_TEXT: Final = re.compile(r"[^\w ,./+-]+")
 

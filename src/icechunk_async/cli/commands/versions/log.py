@@ -81,6 +81,7 @@ async def log(
     branches, tags).
     """
     target = await find_target(repository, ref, as_of)
+    # All names at once, before the walk: asked for line by line they would be requests for each.
     names = await names_of_snapshots(repository)
     lines: list[SnapshotLine] = []
     async for info in repository.ancestry(snapshot_id=target.snapshot_id):
