@@ -664,8 +664,9 @@ class Publisher:
             async for info in self._history.ancestry(tip):
                 if info.id in self._doubtful:
                     return self._doubtful[info.id]
-                # What lies before the session's base cannot be a commit of this session.
-                if info.id == self.workspace.base.id:
+                # What lies before the first change cannot be a commit of this session. Its base is
+                # no such end: a rebase may have moved it past the commit that is looked for.
+                if info.id == self.workspace.began_at:
                     break
                 if self.lease is not None:
                     self.lease.check_not_committed(info.id, info.metadata.get(RESERVED))

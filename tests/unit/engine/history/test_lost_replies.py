@@ -9,7 +9,7 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.config import RepositoryConfig, StorageRetriesSettings, StorageSettings
-from icechunk_async.engine.commit.conflicts import ConflictDetector
+from icechunk_async.engine.commit.conflicts import BasicConflictSolver, ConflictDetector
 from icechunk_async.errors import (
     FormatError,
     OutcomeUnknownError,
@@ -351,3 +351,25 @@ async def test_truncated_objects_are_format_errors(spec: int, prefix: str) -> No
     async with open_storage(url) as plain:
         with pytest.raises(FormatError):
             await read_back(plain)
+
+
+async def test_a_session_in_doubt_that_is_rebased_does_not_commit_twice(spec: int) -> None:
+    """Rebasing moves it onto commits of which one may be its own."""
+    url = await _prepared(spec)
+    async with open_storage(url) as plain:
+        storage = _Lossy(plain)
+        async with Repository.open(storage, config=ONE_TRY) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/0", b"\x01")
+            storage.lose, storage.silent_after = 1, True
+            with pytest.raises(OutcomeUnknownError):
+                await session.commit("second")
+            storage.silent = False
+            async with Repository.open(plain) as other:
+                further = await other.writable_session("main")
+                await write(further, "a/c/9", b"\x09")
+                await further.commit("on top")
+            await session.rebase(BasicConflictSolver())
+            await session.commit("second", rebase_with=BasicConflictSolver())
+            messages = [info.message async for info in repository.ancestry(branch="main")]
+            assert messages == ["on top", "second", "first", "Repository initialized"]
