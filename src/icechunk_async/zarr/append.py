@@ -21,6 +21,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.format.manifest.refs import ChunkRefs, Coordinates, Kind
 from icechunk_async.format.zarr_document import parse_document
+from icechunk_async.zarr.documents import array_members
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Sequence
@@ -153,7 +154,10 @@ def _appends(preparation: Preparation, dimension: str) -> Iterator[_Append | Non
 def _append_of(base: Node, mine: Node, branch: Node, dimension: str) -> _Append | None:
     if base.array is None or branch.array is None or mine.array is None:
         return None
-    documents: list[dict[str, Any]] = [json.loads(it.user_data) for it in (base, mine, branch)]
+    documents = [
+        array_members(node.user_data, node.path, len(array.dimensions))
+        for node, array in ((base, base.array), (mine, mine.array), (branch, branch.array))
+    ]
     shapes: list[list[int]] = [it.pop("shape") for it in documents]
     names = branch.array.dimension_names or ()
     # But for the shape all three documents must be equal: with other codecs or another fill value

@@ -12,10 +12,9 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.tree.workspace import read_ref
 from icechunk_async.engine.versions.sharing import shared_chunks
-from icechunk_async.errors import FormatError, InvalidInputError, InvalidMetadataError
-from icechunk_async.format.json.values import is_object
-from icechunk_async.format.zarr_document import parse_document
+from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.zarr.decoding import ChunkCodec
+from icechunk_async.zarr.documents import array_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,7 +102,7 @@ class CubeArray:
     @property
     def attributes(self) -> dict[str, Any]:
         """A copy of the attributes in `document`."""
-        return dict(_attributes(self.document))
+        return dict(self.document.get("attributes") or {})
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
@@ -281,24 +280,10 @@ def _form_of(state: ArrayVersion) -> _Form:
         raise InvalidInputError(f"Versions of {state.path!r} cannot be read: {error}") from None
 
 
-def _attributes(document: Mapping[str, Any]) -> Any:
-    return document.get("attributes") or {}
-
-
 @lru_cache(maxsize=1024)
 def _format(document: bytes, path: str, rank: int) -> str:
     """Return the part of a document that decides how chunks are read."""
-    damaged = FormatError(
-        f"The metadata document of {path!r} is not that of an array of {rank} axes with a map of "
-        "attributes. The repository is damaged."
-    )
-    try:
-        array = parse_document(document, path).array
-    except InvalidMetadataError as error:
-        raise damaged from error
-    values: dict[str, Any] = json.loads(document)
-    if array is None or len(array.dimensions) != rank or not is_object(_attributes(values)):
-        raise damaged
+    values = array_members(document, path, rank)
     values.update(attributes={}, shape=[0] * rank, dimension_names=None)
     return json.dumps(values, sort_keys=True)
 

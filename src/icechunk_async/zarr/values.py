@@ -16,14 +16,10 @@ from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
 from icechunk_async.engine.versions.pictures import ChangeMap, draw_changes, html_image
-from icechunk_async.errors import (
-    FormatError,
-    InvalidInputError,
-    InvalidMetadataError,
-    MissingDriverError,
-)
+from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_selection, is_within
-from icechunk_async.format.zarr_document import parse_document, same_chunk_format
+from icechunk_async.format.zarr_document import same_chunk_format
+from icechunk_async.zarr.documents import array_members
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -426,21 +422,10 @@ def _boxes(pair: _Pair) -> Iterator[tuple[slice, ...]]:
 
 def _check_grid(session: Session, path: str, advice: str) -> None:
     """Refuse an array that is damaged, or not regular, before Zarr does with another advice."""
-    node = session.workspace.node(path)
-    assert node is not None  # it is in the snapshot
-    damaged = FormatError(
-        f"The metadata document of {path!r} does not fit its array. The repository is damaged."
-    )
-    try:
-        document = parse_document(node.user_data, path)
-    except InvalidMetadataError as error:
-        raise damaged from error
-    if node.array is None or document.array is None:
-        raise damaged
-    if len(document.array.dimensions) != len(node.array.dimensions):
-        raise damaged
-    if not document.regular_grid:
-        name = json.loads(node.user_data)["chunk_grid"]["name"]
+    node = session.workspace.array(path)
+    assert node.array is not None
+    name = array_members(node.user_data, path, len(node.array.dimensions))["chunk_grid"]["name"]
+    if name != "regular":
         raise InvalidInputError(
             f"Values of {path!r} cannot be compared: its chunk grid is {name!r}, and "
             f"only regular ones are supported. {advice}"

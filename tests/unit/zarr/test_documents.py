@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from icechunk_async.errors import InvalidMetadataError
+from icechunk_async import Repository
+from icechunk_async.conflicts import AppendSolver
+from icechunk_async.errors import FormatError, InvalidInputError, InvalidMetadataError
 from icechunk_async.format.snapshot import Dimension
 from icechunk_async.format.zarr_document import parse_document
-from tests.helpers import array_document
+from tests.helpers import array_document, memory_url
+from tests.unit.zarr.queries.truth import commit_array
+
+if TYPE_CHECKING:
+    from icechunk_async import Session
 
 
 def _regular(shape: list[Any], chunks: list[int], **more: Any) -> bytes:
@@ -134,3 +141,104 @@ def test_what_cannot_be_stored_is_refused(document: bytes, problem: str) -> None
         parse_document(document, "/some/path")
     assert "'/some/path'" in str(caught.value)
     assert "Nothing was changed" in str(caught.value)
+
+
+# Documents in a snapshot
+
+
+DAMAGED: list[bytes | dict[str, Any]] = [
+    b"{",
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+    {"shape": [3, 3]},
+    {"shape": None},
+    {"node_type": "group"},
+    {"chunk_grid": 5},
+    {"chunk_grid": {"name": "regular"}},
+    {"attributes": 5},
+    {"attributes": [1]},
+]
+
+
+def _store(session: Session, change: bytes | dict[str, Any]) -> None:
+    """Put another document beside what the snapshot says of an array, as nobody's store does."""
+    node = session.workspace.base.nodes["/a"]
+    document = change
+    if isinstance(document, dict):
+        document = json.dumps(json.loads(node.user_data) | document).encode()
+    session.workspace.set_node(node.path, document, node.array)
+
+
+@pytest.mark.parametrize("damage", DAMAGED, ids=range(len(DAMAGED)))
+async def test_damaged_documents_are_format_errors_for_those_who_ask_for_values(
+    damage: bytes | dict[str, Any],
+) -> None:
+    """Other arrays are analyzed all the same."""
+    async with Repository.create(memory_url()) as repository:
+        await commit_array(repository, np.arange(8), (4,))
+        await commit_array(repository, np.arange(8), (4,), "/b")
+        session = await repository.writable_session("main")
+        _store(session, damage)
+        await session.commit("damaged")
+        session = await repository.readonly_session("main")
+        with pytest.raises(FormatError, match="'/a' is not that of an array of 1 axes"):
+            await session.aggregate("a", "max")
+        with pytest.raises(FormatError, match="'/a'"):
+            await session.where("a > 3")
+        done = await repository.analyze()
+        assert (done.arrays, done.chunks, len(done.left_out)) == (1, 2, 1)
+        assert "'/a'" in done.left_out[0]
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"data_type": 5},
+        {"data_type": "unheard-of"},
+        {"codecs": 5},
+        {"codecs": [{"name": "unheard-of"}]},
+        {"fill_value": {}},
+    ],
+    ids=range(5),
+)
+async def test_arrays_that_zarr_does_not_open_cannot_be_queried(foreign: dict[str, Any]) -> None:
+    """The message has Zarr's reason: an extension may be missing where the repository is right."""
+    async with Repository.create(memory_url()) as repository:
+        await commit_array(repository, np.arange(8), (4,))
+        session = await repository.writable_session("main")
+        _store(session, foreign)
+        with pytest.raises(InvalidInputError, match="Zarr does not open the array"):
+            await session.aggregate("a", "max")
+
+
+@pytest.mark.parametrize("damage", DAMAGED, ids=range(len(DAMAGED)))
+async def test_damaged_documents_are_format_errors_for_appends(
+    damage: bytes | dict[str, Any],
+) -> None:
+    """In the base of both sides as well as on the branch."""
+    async with Repository.create(memory_url()) as repository:
+        await commit_array(repository, np.arange(8), (4,), names=("time",))
+        right = (await repository.readonly_session("main")).workspace.base.nodes["/a"]
+
+        async def appended() -> Session:
+            session = await repository.writable_session("main")
+            document = json.dumps(json.loads(right.user_data) | {"shape": [12]}).encode()
+            session.workspace.set_node("/a", document, parse_document(document, "/a").array)
+            await session.workspace.write_chunk("/a", (2,), bytes(32))
+            return session
+
+        async def spoil() -> None:
+            session = await repository.writable_session("main")
+            _store(session, damage)
+            await session.workspace.write_chunk("/a", (1,), bytes(32))
+            await session.commit("damaged")
+
+        late = await appended()
+        await spoil()
+        with pytest.raises(FormatError, match="'/a'"):
+            await late.commit("on a damaged branch", rebase_with=AppendSolver("time"))
+        early, late = await appended(), await appended()
+        await early.commit("append")
+        with pytest.raises(FormatError, match="'/a'"):
+            await late.commit("on a damaged base", rebase_with=AppendSolver("time"))

@@ -158,7 +158,7 @@ async def lacking(
             continue
         try:
             owner = await QueriedArray.open(session, path)
-        except (InvalidInputError, ValueError) as error:  # ValueError: Zarr does not know it
+        except (InvalidInputError, FormatError) as error:  # others can be analyzed all the same
             tally.left_out.append(str(error))
             continue
         tally.arrays += 1

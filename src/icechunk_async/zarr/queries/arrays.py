@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -14,6 +13,7 @@ from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, IcechunkError, InvalidInputError
 from icechunk_async.format.statistics import cells_within, chunk_keys, row_type
+from icechunk_async.zarr.documents import array_members
 from icechunk_async.zarr.queries.meaning import meaning_of
 from icechunk_async.zarr.queries.measuring import of_constant
 
@@ -54,24 +54,23 @@ class QueriedArray:
         Raises:
             NodeNotFoundError: there is no array.
             InvalidInputError: its grid is not regular, or its values cannot be queried.
+            FormatError: its metadata document is damaged.
         """
         node = session.workspace.array(path)
-        document: Any = json.loads(node.user_data)
-        grid = document["chunk_grid"].get("name")
+        assert node.array is not None
+        rank = len(node.array.dimensions)
+        grid = array_members(node.user_data, path, rank)["chunk_grid"]["name"]
         if grid != "regular":
             raise InvalidInputError(
                 f"Values of {path!r} cannot be queried: its chunk grid is {grid!r}, and only "
                 "regular ones are supported."
             )
-        assert node.array is not None
         if math.prod(node.array.grid) > _MOST_CHUNKS:
             raise InvalidInputError(
                 f"Values of {path!r} cannot be queried: its grid has {math.prod(node.array.grid)} "
                 f"chunks, and at most {_MOST_CHUNKS} can be told apart."
             )
-        array = await za.open_array(  # pyright: ignore[reportUnknownMemberType]
-            store=session.store, path=path.strip("/"), mode="r"
-        )
+        array = await _opened(session, path)
         meaning = meaning_of(path, bytes(node.user_data), np.dtype(array.dtype))
         return cls(node, meaning, array, array.chunks if array.shards is None else array.shards)
 
@@ -124,6 +123,20 @@ class QueriedArray:
         refs, ids = await gather(workspace.all_refs(self.path), files.find(self.node.id))
         table = await files.load(ids, self.meaning.digest, self.meaning.kind)
         return KnownChunks.of(self, refs, table)
+
+
+async def _opened(session: AnySession, path: str) -> AsyncArray[Any]:
+    try:
+        return await za.open_array(  # pyright: ignore[reportUnknownMemberType]
+            store=session.store, path=path.strip("/"), mode="r"
+        )
+    except IcechunkError:
+        raise
+    except Exception as error:  # a codec or data type that is not installed, or anything damaged
+        raise InvalidInputError(
+            f"Values of {path!r} cannot be queried: Zarr does not open the array "
+            f"({type(error).__name__}: {str(error)[:200]})."
+        ) from error
 
 
 def _shape(box: Box) -> tuple[int, ...]:
