@@ -205,8 +205,11 @@ class _Tally:
     def add(self, cells: CellChanges) -> None:
         """Count a chunk that was compared, with its changed cells."""
         self.chunks += 1
-        if self.changed < _FIRST and len(cells):
-            self.first.append(cells)
+        missing = _FIRST - self.changed
+        if missing > 0 and len(cells):
+            # Joining copies: rows that are a view would keep all changed cells of the chunk, of
+            # every array until the last one is compared.
+            self.first.append(_joined([_rows(cells, slice(missing))]))
         self.changed += len(cells)
         steps = _steps(cells)
         if self.map is not None and len(cells):
@@ -443,9 +446,9 @@ def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.boo
 
 
 def _first_of(pair: _Pair, parts: list[CellChanges]) -> CellChanges:
-    """Return the first few of some changed cells."""
+    """Return the first few of the changed cells as one."""
     if parts:
-        return _rows(_joined(parts), slice(0, _FIRST))
+        return _joined(parts)
     nothing = np.empty(0, pair.new.dtype)
     places = np.empty((0, pair.new.ndim), np.int64)
     return CellChanges(pair.snapshot_id, pair.path, pair.node_id, places, nothing, nothing)

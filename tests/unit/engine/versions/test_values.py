@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -15,9 +16,11 @@ import zarr.api.asynchronous as za
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async import Repository
+from icechunk_async.engine.versions.feed import changes_between
 from icechunk_async.errors import InvalidInputError, MissingDriverError, NotFoundError
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.zarr.values import CellChanges, value_diffs
 from tests.helpers import memory_url
 
 if TYPE_CHECKING:
@@ -220,6 +223,31 @@ async def test_chunks_that_did_not_change_are_not_read() -> None:
             (found,) = await repository.diff_values("main~1")
     assert (found.changed, found.chunks) == (20, 2)
     assert len([key for _, key in counted.log if key.startswith("chunks/")]) <= 4
+
+
+async def test_diffs_keep_nothing_of_chunks_but_the_first_cells() -> None:
+    """Others are forgotten before the next array but one is compared."""
+    seen: list[weakref.ref[Any]] = []
+
+    def see(_: tuple[int, ...], cells: CellChanges) -> None:
+        assert not any(it() is not None for it in seen[:-1])
+        seen.append(weakref.ref(cells.before))
+
+    async with Repository.create(memory_url()) as repository:
+        for name in "abcd":
+            await commit(repository, np.zeros(4_000, "i4"), chunks=(4_000,), name=name)
+        before = await repository.readonly_session("main")
+        session = await repository.writable_session("main")
+        for name in "abcd":
+            array = await za.open_array(store=session.store, path=name)
+            await array.setitem(slice(None), 1)
+        await session.commit("all")
+        after = await repository.readonly_session("main")
+        bases = (it.workspace.base for it in (before, after))
+        changes = changes_between(repository.engine, *bases)
+        found = await value_diffs(before, after, changes, None, see)
+    assert [(it.changed, len(it.first)) for it in found] == [(4_000, 10)] * 4
+    assert not any(it() is not None for it in seen)
 
 
 async def test_maps_show_where_and_how_much_values_changed() -> None:
