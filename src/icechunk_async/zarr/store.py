@@ -88,18 +88,14 @@ class IcechunkStore(Store):
     methods do so; Zarr's fused codec pipeline uses them.
     """
 
-    def __init__(
-        self, session: AnySession, *, read_only: bool = False, keep_alive: object = None
-    ) -> None:
+    def __init__(self, session: AnySession, *, read_only: bool = False) -> None:
         """Look at ``session``.
 
         Args:
             session: the hierarchy.
             read_only: refuse writes that the session would allow.
-            keep_alive: something that must not be closed while the store is in use.
         """
         super().__init__(read_only=read_only)
-        self._keep_alive = keep_alive
         self._session = session
         self._workspace = session.workspace
         # None if some storage needs an event loop; then Zarr uses the asynchronous methods.
@@ -135,7 +131,7 @@ class IcechunkStore(Store):
 
     def with_read_only(self, read_only: bool = False) -> Self:  # noqa: FBT001, FBT002
         """Return another store on the same session; Zarr's signature."""
-        return type(self)(self._session, read_only=read_only, keep_alive=self._keep_alive)
+        return type(self)(self._session, read_only=read_only)
 
     @property
     def supports_writes(self) -> bool:
