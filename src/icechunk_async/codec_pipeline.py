@@ -84,6 +84,8 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
         Cancellation: ``out`` is partly filled. Cost: see ``IcechunkStore.read_chunks``.
         """
         batch = list(batch_info)
+        # Of shards Zarr reads parts. Read whole, a selection of one inner chunk would cost a whole
+        # shard.
         store = None if self.supports_partial_decode else self._store_of(batch)
         if store is None:
             return await super().read(batch, out, drop_axes)
@@ -104,6 +106,8 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
         Cancellation: some chunks are written. Cost: see ``IcechunkStore.write_chunks``.
         """
         batch = list(batch_info)
+        # A chunk of which a part is written has to be read first; Zarr does both for one chunk at a
+        # time.
         whole = [part for part in batch if part[4]]
         store = None if self.supports_partial_encode else self._store_of(whole)
         if store is None:
@@ -116,10 +120,14 @@ class IcechunkCodecPipeline(FusedCodecPipeline):
 
     def _store_of(self, batch: Sequence[Part[Any]]) -> HasManyChunks | None:
         """Return the store if it can read and write these chunks with one call."""
+        # For one chunk there is no call to save. Codecs without a synchronous form need Zarr's own
+        # path.
         if len(batch) < 2 or self.sync_transform is None:
             return None
         place = batch[0][0]
         store = place.store if isinstance(place, StorePath) else None
+        # By what it can do, not by its class, which this module must not import: Zarr imports it
+        # for every program that sets the pipeline.
         return cast("HasManyChunks", store) if hasattr(store, "read_chunks") else None
 
 
@@ -144,6 +152,8 @@ class _Form:
         self.stored: np.dtype[Any] | None = None
         """The data type of stored numbers, if chunks are nothing but numbers."""
         codec = pipeline.array_bytes_codec
+        # Then decoding is one look at the bytes. All else (other kinds, array codecs, memory of a
+        # device) takes Zarr's functions, which decide the same cases in general.
         if (
             not pipeline.array_array_codecs
             and type(codec) is BytesCodec
@@ -159,6 +169,7 @@ class _Form:
         if not self._compressors:
             return data
         buffer = self.buffer(data)
+        # Encoding applied them in their order.
         for codec in reversed(self._compressors):
             buffer = codec._decode_sync(buffer, self.spec)  # noqa: SLF001 -- waits for nothing
         return memoryview(buffer.as_numpy_array())
@@ -205,8 +216,10 @@ class _Reading:
         """Decode a chunk, and copy the part of it that is wanted."""
         _, spec, selection, target, _ = self._batch[index]
         form = self.form
+        # The spec by identity: edge chunks of other grids come with another one, and another shape.
         if data is not None and form.stored is not None and spec is form.spec:
             raw = form.decompress(data)
+            # Bytes from storage may be too few or too many.
             if len(raw) == form.size:
                 values = np.frombuffer(raw, form.stored).reshape(spec.shape)[selection]
                 if self._drop_axes:
@@ -246,8 +259,11 @@ class _Writing:
         form = self.form
         if form.stored is not None and spec is form.spec and form.array.shape:
             part = form.array[target]
+            # A scalar, or a value that is broadcast, has another shape; so has a part that lost an
+            # axis.
             if part.shape == spec.shape and _differs(part, spec):
                 return form.compress(np.ascontiguousarray(part, form.stored))
+        # This looks at every value, and returns None for a chunk of fill values.
         encoded = merge_and_encode_chunk(
             None,
             self._value,
@@ -269,5 +285,6 @@ def _differs(part: npt.NDArray[Any], spec: ArraySpec) -> bool:
     """
     if spec.config.write_empty_chunks:
         return True
+    # One number instead of all: most chunks that are written are not empty, and show it at once.
     first = part.item(0)
     return bool(first == first and first != spec.fill_value)  # noqa: PLR0124 -- NaN is not

@@ -82,8 +82,10 @@ async def to_icechunk(
         region=region,
         encoding=encoding,
     )
+    # Zarr's own loop calls the store from another thread, which sessions allow.
     lazy = await anyio.to_thread.run_sync(write)
     if lazy.sources:
+        # Dask's workers, on threads or in other processes, write into copies of this fork.
         fork = await session.fork()
         work = partial(
             write_lazy, lazy, ForkSession(_handle(fork)), chunkmanager_store_kwargs, split_every
@@ -91,6 +93,8 @@ async def to_icechunk(
         written = await anyio.to_thread.run_sync(work)
         await session.merge(written.handle.fork)
         if fork.fork_id in session.unmerged_forks:  # all was written in forks of it
+            # What was written came back as another fork of it; this one is empty and would count as
+            # unmerged.
             session.discard_fork(fork)
 
 
@@ -110,6 +114,7 @@ def _handle(session: AnySession) -> SessionHandle:
     return SessionHandle(RepositoryHandle(Source.of(session.origin)), session)
 
 
+# Apart from `IcechunkStore`, whose pickling is refused where it would lose changes without a word.
 class _Store(IcechunkStore):
     """A native store; pickled copies are stores of the blocking facade, for other processes."""
 

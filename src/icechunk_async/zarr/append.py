@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AppendSolver"]
 
+# Each holds a decoded chunk of both sides.
 _CONCURRENT_CHUNKS: Final = 16
 
 
@@ -134,6 +135,8 @@ class _Append:
         array = parse_document(data, self.branch.path).array
         changes = preparation.changes
         changes.updated[self.node_id] = replace(self.branch, user_data=data, array=array)
+        # A new record: the old one has our chunks where those of the branch are, and marks of
+        # deletion.
         mine: ArrayChanges = type(changes.chunks[self.node_id])(chunks.rank)
         mine.set_many(chunks)
         changes.chunks[self.node_id] = mine
@@ -141,6 +144,7 @@ class _Append:
 
 def _appends(preparation: Preparation, dimension: str) -> Iterator[_Append | None]:
     """Iterate over the arrays that both sides made longer along the dimension."""
+    # By node id, as the branch may have moved the array; then ours are put to its new place.
     base, branch = preparation.base.base.nodes, preparation.branch.base.nodes
     for node_id, node in preparation.changes.updated.items():
         paths = base.path_of(node_id), branch.path_of(node_id)
@@ -188,6 +192,8 @@ async def _continues(preparation: Preparation, append: _Append) -> bool:
     codec, size = _codec_of(append), append.size
     branch, mine = preparation.branch, preparation.ours
     end, length = append.old + append.theirs, append.old + append.ours
+    # From the first element on: whether an axis ascends or descends shows nowhere else, and a
+    # series that does neither has no seam to check.
     theirs = await _elements(branch, append.branch.path, codec, size, end)
     ours = await _elements(mine, append.mine.path, codec, size, length)
     joined = np.concatenate([theirs, ours[append.old :]])
@@ -240,6 +246,8 @@ async def _moved(
     refs = preparation.changes.chunks[append.node_id].columns()
     along = refs.coords[:, append.axis]
     kept = refs.take(along < append.first)
+    # A chunk that we deleted holds fill values. Nothing has been written in its new place, behind
+    # the branch's end, so there is nothing to delete.
     new = refs.take((along >= append.first) & (refs.kinds != Kind.DELETED))
     # If the branch appended whole chunks, ours only get other coordinates. Otherwise every cell of
     # ours moves to another place within a chunk, and all of them are written anew.
@@ -282,6 +290,7 @@ async def _assembled(preparation: Preparation, append: _Append, new: ChunkRefs) 
             if target[append.axis] * append.size < append.old + append.theirs
             else None
         )
+        # Codecs may decode into memory that they do not let anybody write to.
         values = values.copy()
         for source in targets[target]:
             mine = await codec.decode(await preparation.ours.read_chunk(append.mine.path, source))
@@ -316,6 +325,8 @@ def _copy_part(
     target: int,
 ) -> None:
     """Copy the elements of one of our chunks that belong into a chunk of the result."""
+    # 6 old elements, 3 of theirs, 2 of ours, chunks of 4: ours are 6 and 7 on our side, in chunk 1,
+    # and become 9 and 10, in chunk 2. There `low` is 5, and they are at 1 and 2.
     start, stop = _appended(append, chunk)
     low = target * append.size - append.theirs
     start, stop = max(start, low), min(stop, low + append.size)

@@ -31,6 +31,8 @@ def check_blocks(
     """
     places = region or (slice(None),) * len(target.shape)
     for axis, (sizes, chunks) in enumerate(zip(blocks, target.write_chunk_sizes, strict=True)):
+        # Blocks of 3, 3 and 2 elements from 2 on meet at 5 and 8. With chunks of 4 the 5 lies
+        # within one, which two workers would read, change and write back at once.
         start = places[axis].start or 0
         meetings = start + np.cumsum(sizes[:-1], dtype=np.int64)
         bad = meetings[~np.isin(meetings, np.cumsum(chunks))]
@@ -45,6 +47,7 @@ def check_blocks(
 
 def within(place: Region, region: Region | None) -> Region:
     """Return the place in the target of a place in the source."""
+    # Slices have both ends here: workers that open the target do not know what `None` stood for.
     if region is None:
         return place
     starts = [it.start or 0 for it in region]

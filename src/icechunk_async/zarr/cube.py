@@ -73,6 +73,8 @@ class CubeArray:
         dtype = last.dtype
         for number, state in enumerate(track.states):
             form = _form_of(state)
+            # All states are checked, also those whose rows nobody will read: an error when a
+            # dataset is opened is better than one in the middle of a computation.
             if len(state.shape) == len(newest.shape) and form.dtype == dtype:
                 continue
             at = snapshots[int(np.flatnonzero(track.rows == number)[0])]
@@ -169,6 +171,8 @@ class _Reading:
         values = self._values
         if values.size:
             await self._engine.assets.compute(self._fill, size_bytes=values.nbytes)
+            # Versions that are encoded differently share no chunk: each encoding is read for
+            # itself.
             forms: dict[int, list[tuple[int, ArrayVersion]]] = {}
             for number, state in self._states:
                 forms.setdefault(id(_form_of(state)), []).append((number, state))
@@ -178,6 +182,7 @@ class _Reading:
 
     def _fill(self) -> None:
         """Set the cells that a version does not have, and fill values."""
+        # All rows of one shape and one fill value at once: a cube may have thousands of versions.
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number in self._rows:
             state = None if number < 0 else self._cube.track.states[number]
@@ -213,13 +218,19 @@ class _Reading:
         table, chunks = await shared_chunks(self._engine.assets, versions, places)
         # By chunk instead of by version: most versions share most chunks, and each different one is
         # read and decoded once.
+        # Two versions of two places, `table` [[0, 1], [0, 2]]: `order` is 0, 2, 1, 3, and chunk 0
+        # goes to the cells 0 and 2 of the table, the first place of both versions. A -1, of no
+        # chunk, sorts before all and belongs to no span.
         order = np.argsort(table, axis=None, kind="stable")
         bounds = np.searchsorted(table.ravel()[order], np.arange(len(chunks) + 1))
 
         async def read(number: int) -> None:
             rows, columns = np.divmod(order[bounds[number] : bounds[number + 1]], len(places))
+            # For messages. The chunk may be at several places, of which the first is named.
             path, coords = versions[int(rows[0])].path, tuple(places[columns[0]].tolist())
             values = await _decoded(self._engine, form, chunks[number], path, coords)
+            # One chunk may serve several places of a grid: equal chunks are shared, and shifts move
+            # them.
             writes: list[tuple[Indices, list[_Piece]]] = []
             different: list[int] = np.unique(columns).tolist()
             for place in different:
@@ -239,6 +250,8 @@ class _Reading:
         self, form: _Form, states: list[tuple[int, ArrayVersion]], pieces: list[_Piece]
     ) -> list[tuple[Indices, list[_Piece]]]:
         """Return where a chunk goes, that some versions have at one place of the grid."""
+        # A version that is shorter has fewer cells of an edge chunk. What is stored behind its end
+        # comes from a longer version, and stays out.
         ends: dict[tuple[int, ...], list[int]] = {}
         for number, state in states:
             axes = zip(pieces, form.chunks, state.shape, strict=True)
@@ -265,6 +278,7 @@ async def _decoded(
     data = await read_ref(engine.assets, engine.virtual, ref, path, coords)
     try:
         return await form.codec.decode(data)
+    # Codecs raise anything when they are given other bytes.
     except Exception as error:
         raise FormatError(
             f"Chunk {coords} of {path!r} cannot be decoded "
@@ -280,6 +294,8 @@ def _form_of(state: ArrayVersion) -> _Form:
         raise InvalidInputError(f"Versions of {state.path!r} cannot be read: {error}") from None
 
 
+# Two caches: versions differ by their attributes and shapes more often than by their codecs, and
+# building codecs is what takes long.
 @lru_cache(maxsize=1024)
 def _format(document: bytes, path: str, rank: int) -> str:
     """Return the part of a document that decides how chunks are read."""
@@ -314,6 +330,7 @@ def _pieces(indices: Indices, size: int) -> list[_Piece]:
     if not len(indices):
         return []
     chunks, sources = np.divmod(indices, max(size, 1))
+    # Indices may come in any order, with repetitions. Stable, so that those of a chunk keep theirs.
     order = np.argsort(chunks, kind="stable")
     numbers, starts = np.unique(chunks[order], return_index=True)
     targets = np.split(order, starts[1:])
@@ -337,6 +354,7 @@ def _selection(indices: list[Indices]) -> tuple[Any, ...]:
     found = [_as_slice(it) for it in indices]
     if sum(not isinstance(it, slice) for it in found) <= 1:
         return tuple(found)
+    # Two arrays of indices are paired by NumPy unless they are crossed.
     return np.ix_(*indices)
 
 

@@ -40,6 +40,8 @@ class Lazy:
     regions: list[tuple[slice, ...]] = field(default_factory=list[tuple[slice, ...]])
 
 
+# xarray hands each array to a writer, and computes what is lazy at the end, all of it with the one
+# store that it was given. Workers need a store each, of a fork.
 class _Writer(ArrayWriter):
     """Writes arrays in memory, and keeps the others."""
 
@@ -117,6 +119,7 @@ def _as_dataset(obj: xarray.DataArray | xarray.Dataset) -> xarray.Dataset:
         raise InvalidInputError(
             f"A {type(obj).__name__} cannot be written; pass an xarray Dataset or DataArray."
         )
+    # The name that `DataArray.to_zarr` gives to arrays without one.
     name = obj.name if obj.name is not None else "__xarray_dataarray_variable__"
     if name in obj.coords or name in obj.dims:
         raise InvalidInputError(
@@ -126,12 +129,14 @@ def _as_dataset(obj: xarray.DataArray | xarray.Dataset) -> xarray.Dataset:
 
 
 def _default_mode(append_dim: Hashable | None, region: Region | None) -> Mode:
+    # As in `Dataset.to_zarr`.
     if append_dim is not None:
         return "a"
     return "r+" if region is not None else "w-"
 
 
 def _is_dask(source: Any) -> bool:
+    # By name: an import of dask takes long, and who has no Dask array does not need it.
     return type(source).__module__.partition(".")[0] == "dask"
 
 

@@ -74,6 +74,8 @@ class ZarrDecoder:
         Raises:
             Undecided: the array uses a codec, a data type or a grid that is not supported here.
         """
+        # By document, not by array: versions of an array may be encoded differently, and many
+        # arrays alike. As many as the repository has different documents.
         form = self._forms.get(document)
         if form is None:
             form = self._forms[document] = _form_of(document)
@@ -84,6 +86,7 @@ class ZarrDecoder:
             (decoded,) = await form.pipeline.decode([(buffer, form.spec)])
         except Exception as error:  # noqa: BLE001 -- codecs raise anything
             return f"It cannot be decoded: {type(error).__name__}: {str(error)[:200]}"
+        # A codec may decode fewer or more cells than a chunk has, and raise nothing.
         if decoded is None or tuple(decoded.shape) != form.spec.shape:
             found = None if decoded is None else tuple(decoded.shape)
             return f"It decodes to the shape {found}, and chunks have {form.spec.shape}."
@@ -105,6 +108,7 @@ def _form_of(document: bytes) -> ChunkCodec | str:
             shape=shape,
             dtype=metadata.data_type,
             fill_value=metadata.fill_value,
+            # Else Zarr encodes a chunk of fill values as nothing, and callers need its bytes.
             config=ArrayConfig.from_dict({"write_empty_chunks": True}),
             prototype=default_buffer_prototype(),
         )

@@ -48,6 +48,7 @@ async def open_limited(request: Request) -> AsyncGenerator[Storage]:
     async with open_location(request) as storage:
         budget = Budget(config.effective_max_concurrent_requests)
         policies = policies_of(config.effective_storage)
+        # Each key is written once, with the bytes of one snapshot, so any request may be repeated.
         yield with_policies(storage, budget, policies, immutable=lambda _: True)
 
 
@@ -119,6 +120,7 @@ class _Export:
         note: dict[str, object] = {"snapshot": snapshot_id}
         if self._paths is not None:
             note["paths"] = list(self._paths)
+        # Before any chunk: an interrupted copy without its note would pass for something else.
         if not self._there:
             await destination.put(NOTE, json.dumps(note).encode())
             return
@@ -138,6 +140,7 @@ class _Export:
             found = json.loads(bytes((await self._destination.get(NOTE)).data))
             if isinstance(found["snapshot"], str) and isinstance(found.get("paths", []), list):
                 return dict(found)
+        # Anybody may have put an object of this name there.
         except (ObjectNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             pass
         return None
@@ -148,6 +151,7 @@ class _Export:
             async for key in self._store.list():
                 yield key
             return
+        # Zarr opens an array by its path alone, and lists it only if the groups above it exist.
         above = {it for path in self._paths for it in ancestors(path)}
         for path in sorted(above):
             key = join(path, _DOCUMENT)[1:]

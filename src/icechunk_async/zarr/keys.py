@@ -28,8 +28,12 @@ __all__ = [
 ]
 
 _DOCUMENT: Final = "zarr.json"
+# Zarr probes for these where the format of a hierarchy is not given. An error would stop it.
 _FOREIGN: Final = frozenset({".zgroup", ".zarray", ".zattrs", ".zmetadata"})
+# Ten digits hold every coordinate. More are no number here, which also keeps `int` from texts of
+# any length.
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+# Manifests keep coordinates as 32-bit unsigned integers.
 _MAX_COORDINATE: Final = (1 << 32) - 1
 
 
@@ -58,6 +62,8 @@ class ForeignKey:
 type StoreKey = MetadataKey | ChunkKey | ForeignKey
 
 
+# Zarr asks for one key several times, as for its existence and for its value. The bound is some
+# megabytes.
 @lru_cache(maxsize=1 << 15)
 def parse_key(key: str) -> StoreKey:
     """Read a key: ``<path>/zarr.json``, ``<path>/c/<i>/<j>...`` or, without axes, ``<path>/c``.
@@ -94,6 +100,7 @@ def parse_chunk_keys(keys: Sequence[str]) -> tuple[str, list[Coordinates]]:
         InvalidStoreKeyError: a key is not that of a chunk, or of another array.
     """
     first = parse_key(keys[0])
+    # An array without axes has a single chunk, of which there are not many.
     if not isinstance(first, ChunkKey) or not first.coords:
         raise _not_beside(keys[0])
     rank = len(first.coords)
@@ -124,6 +131,7 @@ def _not_beside(key: str) -> InvalidStoreKeyError:
 
 
 def _node_path(segments: list[str]) -> str:
+    # `check_path` takes leading and trailing slashes, and two keys would be one node.
     if "" in segments:
         raise InvalidInputError("a segment is empty")
     return check_path("/".join(segments))

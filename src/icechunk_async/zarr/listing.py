@@ -30,6 +30,7 @@ async def key_pages(workspace: Workspace, prefix: str) -> AsyncIterator[list[str
         if key.startswith(prefix):
             page.append(key)
         start = chunk_prefix(path)
+        # A prefix may end within the name of the array, or within the coordinates of its chunks.
         if has_chunks and (start.startswith(prefix) or prefix.startswith(start)):
             if page:  # hand these out before a manifest is read
                 yield page
@@ -55,6 +56,7 @@ async def names(workspace: Workspace, prefix: str) -> list[str]:
     found: list[str] = []
     if node is not None:
         found.append(metadata_key("/"))
+        # Only a chunk makes the directory `c` exist, which costs a look into the manifests.
         if node.array is not None and len(await workspace.all_refs(path)):
             found.append("c")
     elif not children:
@@ -84,6 +86,7 @@ async def delete_below(workspace: Workspace, prefix: str) -> None:
     with workspace.lock:
         doomed = [path, *workspace.tree.paths(path)]
         doomed = [it for it in doomed if workspace.tree.get(it) is not None]
+        # Under one lock: another task of this session sees all of these nodes, or none.
         for target in doomed:
             workspace.delete_node(target)
     if doomed:
@@ -92,6 +95,8 @@ async def delete_below(workspace: Workspace, prefix: str) -> None:
     if found is not None:
         array_path, rest = found
         refs = _below(await workspace.all_refs(array_path), rest)
+        # Only chunks that were found are marked. One that is written meanwhile at another place
+        # stays.
         if len(refs):
             workspace.set_refs(array_path, ChunkRefs.build(refs.coords, Kind.DELETED))
 

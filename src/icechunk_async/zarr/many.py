@@ -15,6 +15,7 @@ import zarr
 
 from icechunk_async._runtime.concurrency import bounded_map
 
+# Other systems count waits for whole processes only.
 if sys.platform == "linux":
     import resource
 
@@ -75,11 +76,14 @@ async def on_threads(work: Callable[[int], None], count: int, *, chunk_bytes: in
         stop = min(start + _SLICE, count)
         waits = await anyio.to_thread.run_sync(run, start, stop)
         start = stop
+    # Several small chunks a hop, as the hop costs more than one of them; at most 16, so that a
+    # short list still keeps all threads busy.
     step = max(1, min(_SLICE // _THREADS, _SMALL_BYTES // max(chunk_bytes, 1)))
 
     async def run_some(first: int) -> None:
         await anyio.to_thread.run_sync(run, first, min(first + step, count))
 
+    # Two at least, however large chunks are: one waits for the disk while the other decodes.
     limit = max(2, min(_THREADS, _MEMORY_BYTES // max(chunk_bytes, 1)))
     await bounded_map(run_some, range(start, count, step), limit=limit)
 
@@ -103,6 +107,7 @@ async def write_on_threads(
 
     def write(index: int) -> None:
         data = make(index)
+        # `append` needs no lock: it is one step of the interpreter.
         if data is None:
             empty.append(index)
         else:
@@ -113,6 +118,7 @@ async def write_on_threads(
 
 
 def _requests_at_once(chunk_bytes: int) -> int:
+    # A program that sets Zarr's own limit higher than ours wants that many, and has the memory.
     own: int = zarr.config.get("async.concurrency")
     return max(own, min(_MOST_REQUESTS, _MEMORY_BYTES // max(chunk_bytes, 1)))
 
@@ -138,10 +144,12 @@ async def read_on_loop(
         come.append((index, await workspace.read_chunk(path, coords[index])))
         # Handed over in groups: a hop to a thread costs more than decoding a small chunk.
         if len(come) * chunk_bytes > _LOOP_BYTES:
+            # No await since the chunk was added: each chunk is handed over by exactly one task.
             some, come = come, []
             await anyio.to_thread.run_sync(hand_over, some)
 
     await bounded_map(read, range(len(coords)), limit=_requests_at_once(chunk_bytes))
+    # On the loop: what is left is smaller than a hop is worth.
     hand_over(come)
 
 

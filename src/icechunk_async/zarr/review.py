@@ -75,6 +75,7 @@ async def review_changes(
                 nodes.append(_node(change, _MOST_KEYS - sum(len(it.keys) for it in nodes)))
             else:
                 more_nodes += 1
+        # Chunks of an array come in several batches, one after the other.
         elif change.path in arrays or len(arrays) < _MOST_ARRAYS:
             if change.path not in arrays:
                 arrays[change.path] = _Array(change.path, after)
@@ -87,6 +88,7 @@ async def review_changes(
         if array.count <= left:
             left -= array.count
             review = await _with_values(before, after, array)
+            # Its values were compared all the same, for the numbers of changed cells.
             if number >= _MOST_MAPS:
                 review = replace(review, chunks=None, values=None)
             found.append(review)
@@ -104,6 +106,7 @@ async def review_changes(
 
 def _cut(text: str, most: int) -> str:
     """Return text that UTF-8 can hold, cut short."""
+    # JSON may hold half a surrogate pair, which the record of the review could not be encoded with.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
@@ -163,6 +166,7 @@ class _Array:
     def add(self, change: ChunkChanges, most: int) -> None:
         """Count some chunks; keep them unless there are more than ``most``."""
         self.count += len(change)
+        # More chunks than will be compared are only counted: their coordinates may be millions.
         self.batches = [*self.batches, change] if self.count <= most else []
         self._kinds += np.bincount(change.kinds, minlength=3)
         self._drawing.count(change.coords.astype(np.int64))
@@ -183,6 +187,7 @@ class _Drawing:
     """Adds up something over the last two axes of an array, in at most 48 by 48 fields."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
+        # An array of one axis is drawn as one row, one without axes as one field.
         sides = [max(side, 1) for side in (1, 1, *shape)[-2:]]
         self._steps = [-(-side // _SIDE) for side in sides]
         self._sizes = [-(-side // step) for side, step in zip(sides, self._steps, strict=True)]
@@ -191,6 +196,7 @@ class _Drawing:
 
     def count(self, indices: npt.NDArray[np.int64]) -> None:
         """Count what is at some places."""
+        # Not `+=`, which counts a field once however often it is among the indices.
         np.add.at(self._numbers, self._fields(indices), 1)
 
     def add(self, indices: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
@@ -228,6 +234,7 @@ class _Drawing:
         rows, columns = self._sizes
         row_cells, column_cells = self._steps
         listed: list[float] = values.ravel().tolist()
+        # Four digits are more than a picture shows, and the text of a double has up to 17.
         shown = tuple(float(f"{it:.4g}") for it in listed)
         return ChangeMap(rows, columns, row_cells, column_cells, shown)
 
@@ -253,6 +260,7 @@ async def _with_values(before: Session, after: Session, array: _Array) -> ArrayR
 
     try:
         diffs = await value_diffs(before, after, feed(), None, see)
+    # A storage that fails says nothing about the change.
     except StorageError:
         raise
     except Exception as error:  # noqa: BLE001 -- of codecs, too: what cannot be read may be replaced

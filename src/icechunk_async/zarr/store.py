@@ -74,6 +74,8 @@ def _chunk_of(key: str) -> tuple[str, Coordinates] | None:
 
 type _Page = list[str]
 
+# Where Zarr passes many keys with one call. The budget of the repository limits requests besides,
+# so these bound the tasks, and the values that are held until the last one is there.
 _CONCURRENT_READS = 64
 _CONCURRENT_WRITES = 64
 
@@ -110,6 +112,7 @@ class IcechunkStore(Store):
     def __eq__(self, other: object) -> bool:
         """Return whether two stores look at the same session in the same way."""
         return (
+            # By session, not by snapshot: two sessions on one snapshot may hold different changes.
             isinstance(other, IcechunkStore)
             and self._session is other._session
             and self.read_only == other.read_only
@@ -179,6 +182,7 @@ class IcechunkStore(Store):
             data = await self._workspace.read_chunk(parsed.path, parsed.coords, request)
         else:
             data = self._document(parsed, request)
+        # Zarr chooses the buffer: memory of the processor, or of a device.
         return None if data is None else prototype.buffer.from_bytes(data)
 
     def _document(self, key: MetadataKey | ForeignKey, request: RangeRequest) -> bytes | None:
@@ -281,6 +285,8 @@ class IcechunkStore(Store):
             )
         else:
             empty = await many.write_on_threads(here, path, coords, make, chunk_bytes=chunk_bytes)
+        # At the end and in turn: a delete may look into a manifest, and all of them into the same
+        # ones.
         for index in empty:
             await self.delete(keys[index])
 
@@ -288,6 +294,7 @@ class IcechunkStore(Store):
         """Return whether there is a document or a chunk; a key that cannot exist does not."""
         try:
             return await self._size(key) is not None
+        # Zarr asks for keys of both formats and of any encoding to find out what a path holds.
         except InvalidStoreKeyError:
             return False
 
@@ -345,6 +352,8 @@ class IcechunkStore(Store):
         match parse_key(key):
             case MetadataKey(path):
                 document = value.to_bytes()
+                # Before anything is kept: a document that no snapshot can express would fail the
+                # commit later, and all other changes with it.
                 parsed = parse_document(document, path)
                 self._workspace.set_node(path, document, parsed.array, if_absent=if_absent)
                 return None
@@ -359,6 +368,8 @@ class IcechunkStore(Store):
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Write a value unless there is one; of racing writers of this session one wins."""
+        # The look spares an upload. Another task may write the key after it, so `if_absent` decides
+        # once more, under the workspace's lock.
         if not await self.exists(key):
             await self._set(key, value, if_absent=True)
 

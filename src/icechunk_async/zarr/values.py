@@ -184,6 +184,8 @@ class _Pair:
         cells = math.prod(_chunk_shape(self.new))
         old = self.new if self.old is None else self.old
         cell_bytes = self.new.dtype.itemsize + old.dtype.itemsize + 8 * self.new.ndim + 1
+        # Values of both sides, a byte for each cell that says whether it differs, and 8 bytes an
+        # axis for the place of each that does; in the worst case all of them do.
         return max(1, min(_CONCURRENT_CHUNKS, _MEMORY_BYTES // max(1, cells * cell_bytes)))
 
 
@@ -325,6 +327,8 @@ async def _pairs(
             assert change.after is not None
             if not change.is_array or same_chunk_format(change.before, change.after):
                 continue  # if values differ, the chunks do
+            # All of the grid is compared. The feed's chunks of this array, which follow, are among
+            # it.
             whole.add(change.path)
         coords = change.coords if isinstance(change, ChunkChanges) else None
         _check_grid(before, origin, _OTHER_PATHS)
@@ -359,6 +363,8 @@ async def _cells(pair: _Pair) -> AsyncGenerator[CellChanges]:
             pair.snapshot_id, pair.path, pair.node_id, places, one[differs], other[differs]
         )
 
+    # A batch is compared and handed out before the next one is read, so that a slow consumer holds
+    # one batch.
     limit = pair.at_a_time
     for some in batched(_boxes(pair), limit):
         for cells in await bounded_map(compare, some, limit=limit):
@@ -372,6 +378,9 @@ async def _compared(
 
     What the array did not have before counts as its fill value.
     """
+    # Three cases. Both sides have all of the box: they are compared. The old side has none of it:
+    # its fill value is. It has a part, since the array grew: that part, and the fill value
+    # elsewhere.
     old, new = pair.old, pair.new
     shape = (0,) * new.ndim if old is None else old.shape
     limits = zip(box, shape, strict=True)
@@ -380,6 +389,7 @@ async def _compared(
         one, other = await gather(_values(old, box), _values(new, box))
         return one, other, ~_equal(one, other)
     other = await _values(new, box)
+    # The new side's: cells that an array got by growing, and that were not written, are no change.
     nothing = np.broadcast_to(_fill_value(new), other.shape)
     differs = ~_equal(nothing, other)
     if old is None or any(part.start >= part.stop for part in common):
@@ -419,6 +429,7 @@ def _boxes(pair: _Pair) -> Iterator[tuple[slice, ...]]:
             slice(at * size, min((at + 1) * size, stop))
             for at, size, stop in zip(place, sizes, shape, strict=True)
         )
+        # Chunks that an array lost by shrinking have no cells to compare.
         if all(part.start < part.stop for part in box):
             yield box
 
@@ -486,6 +497,8 @@ async def cells_of_feed(
             if change.kind == "updated" and change.is_array:
                 documents.append(change)
             continue
+        # A feed lists all nodes before the first chunk. What documents alone changed comes before
+        # the chunks, so that `_told` and `_edges` are complete when `of_chunks` looks.
         while documents:
             async for cells in _batches(feed.of_document(documents.pop(0)), batch_size):
                 yield cells
@@ -516,6 +529,7 @@ class _CellFeed:
         assert change.before is not None
         assert change.after is not None
         same = same_chunk_format(change.before, change.after)
+        # Only attributes or names of dimensions are other.
         if same and json.loads(change.before).get("shape") == json.loads(change.after).get("shape"):
             return
         old, new = await self._both(change.node_id, change.path)
@@ -528,6 +542,8 @@ class _CellFeed:
             self._told.add(change.node_id)
             yield self._pair(change, old, new, None)
         else:
+            # 6 cells in chunks of 4 that become 9: chunk 1 had cells 6 and 7 stored behind the end.
+            # They show now, though the chunk is the same object. So chunks at place 1 are compared.
             axes = enumerate(zip(old.shape, new.shape, _chunk_shape(new), strict=True))
             edges = {at: was // size for at, (was, now, size) in axes if was < now and was % size}
             if edges:
@@ -541,6 +557,7 @@ class _CellFeed:
             return
         coords = change.coords
         if (edges := self._edges.get(change.node_id)) is not None:
+            # They were compared with the document. A removed chunk is no longer listed there.
             told = _at_edges(coords, edges) & (change.kinds != ChunkChange.REMOVED)
             coords = coords[~told]
         old, new = await self._both(change.node_id, change.path)
@@ -586,6 +603,8 @@ async def _batches(pairs: AsyncIterator[_Pair], size: int) -> AsyncGenerator[Cel
                 held.append(cells)
                 count += len(cells)
             if count >= size:
+                # Batches of 10 from chunks with 8, 8 and 9 changed cells: after the second one, ten
+                # rows go out and six stay; after the third, ten more, and five are the last.
                 whole, full = _joined(held), count - count % size
                 for start in range(0, full, size):
                     yield _rows(whole, slice(start, start + size))

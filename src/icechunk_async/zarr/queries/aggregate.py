@@ -66,6 +66,8 @@ async def aggregate(
     with telemetry.span("aggregate"):
         plan = await planned(session, path, where, region)
         check_function(function, plan.target.meaning)
+        # Bounds of text are cut after 32 bytes, so chunks with known statistics may have to be read
+        # as well.
         texts: list[ExtremeTexts] = []
         if is_whole_text(function, plan.target.meaning):
             every = np.arange(len(plan))
@@ -96,6 +98,8 @@ async def gathered(
         texts: texts to find, which chunks may have to be read for.
     """
     whole, statistics = plan.known_whole()
+    # Three kinds of chunks: known ones count by their statistics, excluded ones not at all, and the
+    # rest is read. Which chunk is of which kind changes the cost, never the result.
     known = whole.copy()
     for it in texts:
         known &= await session.workspace.assets.compute(
@@ -108,6 +112,7 @@ async def gathered(
         reads.tolist(),
         limit=chunks_at_once(*plan.arrays_read),
     )
+    # Chunks that are excluded stay zeros: no cells, no values, nothing to add.
     rows = np.zeros(len(plan), row_type(plan.target.meaning.kind))
     rows[known] = statistics[known]
     if found:

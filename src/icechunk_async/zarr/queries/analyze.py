@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 _MOST_BYTES: Final = 256 << 20
 """The most memory for decoded chunks, unless a single one is larger."""
 _AT_ONCE: Final = 16
+# What an interrupted analysis loses at most.
 _ROWS: Final = 16_384
 """The most chunks that are analyzed before their statistics are stored."""
 _MOST_OBJECTS: Final = 16
@@ -119,6 +120,7 @@ class Unknown:
 def chunks_at_once(*arrays: QueriedArray) -> int:
     """Return the number of chunks of arrays that may be decoded at a time."""
     # Decoded, with the doubles and masks that are made of it.
+    # 8 for a double, 8 for its square or a copy without missing values, 1 for the mask.
     each = sum(it.bytes_a_chunk + 17 * math.prod(it.chunks) for it in arrays)
     return max(1, min(_AT_ONCE, _MOST_BYTES // max(each, 1)))
 
@@ -164,6 +166,8 @@ async def lacking(
         tally.arrays += 1
         chunks = await owner.known_chunks(session)
         tally.known += int(np.count_nonzero(chunks.places >= 0))
+        # Chunks without a key stay unknown: nothing tells whether their bytes are still the same,
+        # as with a virtual chunk that has no guard.
         rows = np.flatnonzero(chunks.has_key & (chunks.places < 0))
         refs = chunks.refs
         yield Unknown(path, refs.coords[rows], chunks.keys[rows], refs.lengths[rows])
@@ -199,10 +203,13 @@ async def join_objects(session: Session, path: str) -> list[StatisticsId]:
     chunks = await owner.known_chunks(session)
     table = chunks.table
     used = np.unique(chunks.places[chunks.places >= 0])
+    # Rows of old snapshots are worth keeping, since those may be queried as well.
     if len(table) > 2 * len(used):  # most are of chunks that are gone
         table = table[used]
     if len(table):
         await _put(session, owner, table)
+    # These alone may be deleted: their rows are in the object that was just stored. Another process
+    # may have stored more since they were listed.
     return before
 
 
@@ -247,6 +254,8 @@ class _Work:
         found = await self._session.workspace.assets.compute(
             lambda: measure(owner.meaning, numbers), size_bytes=numbers.nbytes
         )
+        # The key was made of the references when the chunks were listed, so the bytes that were
+        # read are those that it names: objects never change, and guarded sources are checked.
         found["key"] = unknown.keys[row]
         self._tally.chunks += 1
         self._tally.bytes_read += int(unknown.lengths[row])

@@ -34,6 +34,7 @@ __all__ = ["MOST_CELLS", "KnownChunks", "QueriedArray"]
 
 MOST_CELLS: Final = 1 << 31
 """The most cells of a chunk: sums of halves of more integers could overflow."""
+# Chunks are told apart by their number in C order, in 64 bits with a sign.
 _MOST_CHUNKS: Final = 1 << 62
 
 
@@ -120,6 +121,7 @@ class QueriedArray:
         """
         workspace = session.workspace
         files = workspace.assets.statistics
+        # The listing of statistics does not depend on the manifests.
         refs, ids = await gather(workspace.all_refs(self.path), files.find(self.node.id))
         table = await files.load(ids, self.meaning.digest, self.meaning.kind)
         return KnownChunks.of(self, refs, table)
@@ -164,7 +166,10 @@ class KnownChunks:
         within = cells_within(refs.coords, owner.shape, owner.chunks)
         keys, has_key = chunk_keys(refs, within, owner.chunks)
         if math.prod(owner.chunks) >= MOST_CELLS:
+            # Sums over more cells than that may have overflowed, so no row about them is believed.
             has_key[:] = False
+        # Rows are in the order of their keys. A key behind the last has the place `len(table)`,
+        # which is no row.
         places = np.searchsorted(table["key"], keys).astype(np.int64)
         inside = np.flatnonzero(places < len(table))
         known = has_key.copy()
@@ -180,6 +185,7 @@ class KnownChunks:
 
     def rows_of(self, coords: Coords) -> npt.NDArray[np.int64]:
         """Return the rows of chunks among the references, ``(n,)``; -1 for those not stored."""
+        # `numbers` ascends as the references do, so a binary search finds each.
         wanted = _numbers(coords, self.owner)
         rows = np.searchsorted(self.numbers, wanted)
         found = np.minimum(rows, max(len(self.numbers) - 1, 0))
@@ -204,6 +210,7 @@ class KnownChunks:
         if len(empty):
             owner = self.owner
             cells = cells_within(coords[empty], owner.shape, owner.chunks).prod(axis=1)
+            # What readers see where no chunk is: known without any statistics.
             fill = owner.meaning.numbers_of(owner.array.metadata.fill_value)
             found[empty] = of_constant(owner.meaning, fill, cells)
             known[empty] = True

@@ -141,6 +141,7 @@ async def described(
             f"{array.path!r} has a dimension that is named as an answer: {', '.join(clash)}. It "
             "cannot stay."
         )
+    # Decided before anything is read: xarray wants the types when the dataset is made.
     may_miss = where is not None or bool(array.meaning.missing) or 0 in array.shape
     attributes: dict[str, Any] = json.loads(array.node.user_data).get("attributes") or {}
     return Question(
@@ -211,6 +212,7 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
     """
     with telemetry.span("aggregate"):
         plan = await planned(session, question.path, question.where, question.region(part))
+        # The types, the chunks and the number of answers were taken from that document.
         if bytes(plan.target.node.user_data) != question.document:
             raise InvalidInputError(
                 f"{question.path!r} was resized, or its attributes changed, since its aggregates "
@@ -219,6 +221,7 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
         shape = tuple(it.stop - it.start for it in part)
         meaning = plan.target.meaning
 
+        # Off the loop where there are many answers: millions of them take seconds.
         def begun() -> tuple[Groups, dict[str, ExtremeTexts]]:
             groups = _groups(question, plan, part, shape)
             return groups, {
@@ -244,6 +247,8 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
 
 def _groups(question: Question, plan: Plan, part: Box, shape: tuple[int, ...]) -> Groups:
     """Return which chunks of a plan belong to each answer, in C order."""
+    # Chunks 0..2 by 0..1, where the first axis stays: `numbers` are 0, 0, 1, 1, 2, 2, and the
+    # groups are the chunks 0 and 1, 2 and 3, 4 and 5.
     numbers = np.zeros(len(plan), np.int64)
     for axis, it, length in zip(question.axes, part, shape, strict=True):
         numbers = numbers * length + plan.coords[:, axis] - it.start
@@ -278,11 +283,14 @@ def _summaries(
         value, _ = summary(function, meaning, rows[group], text)
         try:
             found[at] = missing if value is None else value
+        # NumPy refuses Python integers that the type cannot hold.
         except OverflowError:
             raise InvalidInputError(
                 f"The sum of {meaning.path!r} is {value}, and an array holds 64 bits. "
                 "'Session.aggregate' returns it."
             ) from None
+        # Above 2**53 not every integer has a double. Another number would be returned without a
+        # word.
         if dtype.kind == "f" and isinstance(value, int) and int(found[at]) != value:
             raise InvalidInputError(
                 f"The {function} of {meaning.path!r} is {value}, and the nearest double is "

@@ -44,6 +44,7 @@ _STEPS_NS: Final[dict[str, Fraction]] = {
     "fs": Fraction(1, 10**6),
     "as": Fraction(1, 10**9),
 }
+# Spellings as in cftime. Months and years are missing: they have no fixed length.
 _OF_CF: Final[dict[str, str]] = {
     **dict.fromkeys(("d", "day", "days"), "D"),
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h"),
@@ -53,6 +54,7 @@ _OF_CF: Final[dict[str, str]] = {
     **dict.fromkeys(("us", "microsecond", "microseconds"), "us"),
     **dict.fromkeys(("ns", "nanosecond", "nanoseconds"), "ns"),
 }
+# As units are found in files: one or two digits, with or without a time, a zone or a `T`.
 _SINCE: Final = re.compile(
     r"\s*(?P<unit>[A-Za-z]+)\s+since\s+(?P<year>\d{1,4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
     r"(?:[T\s]\s*(?P<hour>\d{1,2}):(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d{0,6})0*)?)?)?"
@@ -61,6 +63,7 @@ _SINCE: Final = re.compile(
 )
 _MIXED: Final = frozenset({"standard", "gregorian"})
 """Names of the calendar of CF that is Julian until 1582."""
+# The first day of the Gregorian calendar, after 1582-10-04 of the Julian one.
 _FIRST_US: Final = int(np.datetime64("1582-10-15", "us").astype(np.int64))
 
 
@@ -81,6 +84,7 @@ class Condition:
 
     def fulfilled(self, numbers: Numbers) -> Mask:
         """Return which cells satisfy it; of the shape of ``numbers``."""
+        # Missing cells go last: NaN and fill values compare as any numbers, and fulfil nothing.
         mask = OPERATORS[self.op](self._converted(self.meaning.unpacked(numbers)), self.literals)
         return mask & self.meaning.valid(numbers)
 
@@ -106,6 +110,8 @@ class Condition:
         compare, literals = OPERATORS[self.op], self.keys
         match self.op:
             case "<" | "<=":
+                # Bounds [2, 9] and the condition `< 5`: some may be if the least is, and all are if
+                # the greatest is.
                 return compare(low, literals), compare(high, literals)
             case ">" | ">=":
                 return compare(high, literals), compare(low, literals)
@@ -119,6 +125,8 @@ class Condition:
     def _converted(self, values: Numbers) -> Numbers:
         if self.micros is not None:
             with np.errstate(over="ignore", invalid="ignore"):
+                # 0.1 hours has no exact double. Rounded to microseconds, `time = '...'` finds the
+                # cell that xarray shows with this time.
                 return np.rint(values.astype(np.float64) * self.micros)
         if self.as_doubles:
             return values.astype(np.float64, copy=False)
@@ -126,6 +134,7 @@ class Condition:
 
 
 def _has_any(low: Numbers, high: Numbers, literals: Sequence[Any]) -> Mask:
+    # Whether a literal lies within the bounds, so that the chunk may hold it.
     found = np.zeros(low.shape, bool)
     for it in literals:
         found |= np.asarray((low <= it) & (high >= it), bool)
@@ -159,12 +168,14 @@ def condition_on(meaning: Meaning, predicate: Predicate) -> Condition:
             literals = [_number(it) for it in predicate.values]
         doubles = floating or any(isinstance(it, float) for it in literals)
         if doubles:
+            # By the nearest double, as Spark does: 0.1 finds the cells that were written as 0.1.
             literals = [float(it) for it in literals]
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(
             f"A condition compares {predicate.column!r}, which is of the type {meaning.stored}, "
             f"with {', '.join(map(_shown, predicate.values))}. {error}"
         ) from None
+    # Decimals and fractions have no type in NumPy. Objects compare them exactly with integers.
     objects = not doubles and any(not isinstance(it, int) for it in literals)
     given = tuple(literals)
     return Condition(meaning, predicate.op, given, given, doubles, objects, micros)
@@ -219,6 +230,7 @@ def _moment_of(value: Any, meaning: Meaning) -> int | Fraction:
     match = MOMENT.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise TypeError("Give a moment in ISO 8601, such as '2020-01-31 12:00:00'.")
+    # Microseconds: Spark's timestamps have no more, and 64 bits hold them for 292,000 years.
     moment = int(np.datetime64(match["moment"], "us").astype(np.int64))
     moment -= offset_us(match["zone"] or "Z")
     # Fractions: a double has no room for the nanoseconds since 1970, let alone since year 1.

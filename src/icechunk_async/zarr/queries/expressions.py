@@ -80,6 +80,7 @@ def needed_columns(expression: pc.Expression, schema: pa.Schema) -> list[str]:
     # Arrow does not tell what an expression refers to, but refuses to bind it without that.
     return [
         name
+        # One column is left out at a time. If the filter binds without it, it does not need it.
         for number, name in enumerate(schema.names)
         if not _binds(expression, schema.remove(number))
     ]

@@ -36,6 +36,7 @@ __all__ = ["Meaning", "meaning_of"]
 
 _FORMAT: Final = ("data_type", "chunk_grid", "codecs", "fill_value", "storage_transformers")
 _MISSING: Final = ("_FillValue", "missing_value", "_Unsigned")
+# Wider floats (long doubles) would be rounded where they are summed as doubles.
 _MOST_BYTES: Final = 8
 _TEXT: Final = np.dtypes.StringDType()
 _ASSUMED_BYTES: Final = 128
@@ -123,7 +124,9 @@ class Meaning:
                 ) from error
         if self.is_truth:
             truths: Mask = np.asarray(values, self.stored) != 0
+            # Zarr decodes any byte to a truth value; 2 is as true as 1, and would sort behind it.
             return truths.view(self.numbers)
+        # Statistics are kept in native order, whatever the array stores.
         native = np.asarray(values, self.stored).astype(self.stored.newbyteorder("="), copy=False)
         return native.view(self.numbers)
 
@@ -132,9 +135,12 @@ class Meaning:
         if self.numbers.kind == "f":
             mask = ~np.isnan(numbers)
         elif self.is_time:
+            # NaT is the least integer, which would be the bound of every chunk with a missing time.
             mask = numbers != np.iinfo(np.int64).min  # NaT
         else:
             mask = np.ones(numbers.shape, bool)
+        # With bits, not after decoding: `_FillValue` is compared before scale and offset, as CF
+        # says.
         for it in self.missing:
             mask &= numbers != it
         return mask
@@ -154,6 +160,7 @@ class Meaning:
     def bounds(self, low: Numbers, high: Numbers) -> tuple[Numbers, Numbers]:
         """Return the least and the greatest values of chunks, given those of stored numbers."""
         first, last = self.unpacked(low), self.unpacked(high)
+        # Doubles round, but rounding keeps order: bounds stay bounds.
         return (last, first) if self.is_reversed else (first, last)
 
 
@@ -180,6 +187,8 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
         )
     found: Any = json.loads(document)
     attributes: dict[str, Any] = found.get("attributes") or {}
+    # Only what decides the numbers: attributes such as `units`, scale and offset may change, and
+    # statistics hold.
     parts = [found.get(name) for name in _FORMAT] + [attributes.get(name) for name in _MISSING]
     is_truth = dtype.kind == "b" or (dtype.kind in "iu" and _is_marked_as_truth(attributes))
     if is_truth and dtype.kind != "b":
@@ -193,6 +202,7 @@ def meaning_of(path: str, document: bytes, dtype: np.dtype[Any]) -> Meaning:
     if is_truth:
         numbers = np.dtype(np.uint8)
     unsigned = "" if is_truth else str(attributes.get("_Unsigned", "")).lower()
+    # NetCDF 3 has no unsigned types, so files mark signed ones, and Zarr copies have the mark.
     if (unsigned, dtype.kind) in {("true", "i"), ("false", "u")}:
         numbers = np.dtype(f"{'u' if unsigned == 'true' else 'i'}{dtype.itemsize}")
     missing: list[Any] = []
@@ -261,6 +271,7 @@ def _missing(
         )
     if stored.kind == "f":
         with np.errstate(over="ignore"):
+            # As the array would store it: 1e20 of float32 is not the double 1e20.
             number = np.float64(given).astype(stored)
         return [] if np.isnan(number) else [number]
     if isinstance(given, float) and not given.is_integer():
@@ -290,6 +301,7 @@ def _double(text: str) -> Any:
 
 def _factor(path: str, name: str, attributes: dict[str, Any]) -> float | None:
     given = attributes.get(name)
+    # Attributes of netCDF are arrays, which some writers keep.
     if is_list(given) and len(given) == 1:
         given = given[0]
     if given is None:

@@ -76,6 +76,7 @@ def measure(
     if chosen is not None:
         valid &= chosen
         nulls &= chosen
+    # Beside the count: a condition holds for all cells only where none is missing.
     row["nulls"] = np.count_nonzero(nulls)
     values = numbers.reshape(-1) if valid.all() else numbers[valid]
     row["count"] = values.size
@@ -97,6 +98,8 @@ def measure(
             row["sum"] = doubles.sum()
         else:
             _set_sum(row, values)
+        # Two passes, since squares minus the squared mean lose all digits where values are large
+        # and close.
         doubles -= doubles.sum() / values.size
         # Not np.dot: the threads of BLAS wait for each other, which is slow where cores are busy.
         row["deviations"] = np.square(doubles, out=doubles).sum()
@@ -105,6 +108,7 @@ def measure(
 
 def _set_sum(row: Rows, values: Numbers) -> None:
     """Set the exact sum of integers: halves of 32 bits cannot overflow their own sums."""
+    # The total is sum * 2**32 + rest. With fewer than 2**31 cells neither half can overflow.
     wide = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64)
     high, low = int((wide >> _HALF).sum()), int((wide & _LOW_HALF).sum())
     row["sum"], row["rest"] = high + (low >> _HALF), low & _LOW_HALF
@@ -133,6 +137,7 @@ def of_constant(meaning: Meaning, number: Any, cells: Numbers) -> Rows:
             rows["sum"] = float(number) * cells
             rows["deviations"] = np.where(cells > 0, float(number) - float(number), 0.0)
         return rows
+    # Integers of Python, as the product needs up to 95 bits.
     sums = [int(number) * it for it in cells.tolist()]
     rows["sum"] = [it >> _HALF for it in sums]
     rows["rest"] = [it & _LOW_HALF for it in sums]
@@ -145,6 +150,7 @@ def check_function(function: str, meaning: Meaning) -> None:
         raise InvalidInputError(
             f"There is no aggregate {function!r}. There are {', '.join(FUNCTIONS)}."
         )
+    # Moments have no sum, and the variance of either would be in units squared.
     some = {"M": ("count", "min", "max", "mean"), "m": FUNCTIONS[:5]}.get(meaning.stored.kind)
     if meaning.is_text:
         some = FUNCTIONS[:3]
@@ -196,6 +202,7 @@ def summary(
         case "min" | "max" if meaning.is_text:
             return text, count
         case "min" | "max":
+            # With a negative scale the least value is the greatest stored number.
             lowest = (function == "min") != meaning.is_reversed
             number = rows["low"].min() if lowest else rows["high"].max()
             return _shown(meaning, number), count
@@ -217,6 +224,7 @@ def _joined(meaning: Meaning, rows: Rows, count: int) -> _Whole:
         sums = rows["sum"].astype(np.float64)
         if meaning.kind != "f":
             sums = sums * float(1 << _HALF) + rows["rest"]
+        # Chan's formula for joining variances.
         between = counts * (sums / counts - total / count) ** 2
     return _Whole(count, total, _exact_sum([*rows["deviations"].tolist(), *between.tolist()]))
 
@@ -242,6 +250,7 @@ def _of_all(function: AggregateFunction, meaning: Meaning, whole: _Whole) -> Any
         case _ if not whole.count:
             return None
         case "mean" if meaning.is_time:
+            # Exact: 2**53 nanoseconds are 104 days, so a double would round a moment.
             mean_time = round(Fraction(whole.total) / whole.count)
             return np.int64(mean_time).view(meaning.stored.newbyteorder("="))
         case "mean":
@@ -288,6 +297,7 @@ def successor(begin: str) -> str | None:
     if not kept:
         return None
     following = ord(kept[-1]) + 1
+    # Halves of pairs are no characters, and UTF-8 has none of them.
     if following in _SURROGATES:
         following = _SURROGATES.stop
     return kept[:-1] + chr(following)
@@ -339,6 +349,8 @@ class ExtremeTexts:
             return np.zeros(len(rows), bool)
         if self._least:
             # The text of the least beginning is less than this; others are greater than theirs.
+            # Begins `ab...` and `ac...`, both cut: the least text begins with `ab`, so the second
+            # chunk is not read. An exact `abb` excludes those that begin behind it as well.
             could_be = bounds < min([*exact, _raised(min(begins))])
         else:
             could_be = greatest_keys(rows) > max([*exact, *begins])
@@ -349,6 +361,7 @@ class ExtremeTexts:
         self._take(int(self._group_of[chunk]), low if self._least else high)
 
     def _take(self, number: int, text: str) -> None:
+        # Chunks are measured on several threads.
         with self._lock:
             best = self.found[number]
             if best is None or (text < best if self._least else text > best):

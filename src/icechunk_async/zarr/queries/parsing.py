@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["parse_where"]
 
 _OPTION: Final = "The option 'where'"
+# The parser calls itself: thousands of brackets would exhaust the stack.
 _MOST_NESTED: Final = 64
 """The most brackets and `not` around a comparison."""
 _SHOWN: Final = 40
@@ -117,6 +118,7 @@ class _Parser:
                 if bad.value[0] in "'\"`":
                     self._refuse(bad, "the quote that ends it")
                 self._refuse(bad, "a column, an operator, a literal or a bracket")
+            # Each alternative of the pattern has one group.
             kind = match.lastgroup or ""
             tokens.append(_Token(kind, match[kind], match.start(kind)))
             place = match.end()
@@ -134,6 +136,7 @@ class _Parser:
 
     def _take(self) -> _Token:
         found = self._next
+        # The end is never passed, so that `_next` always has a token.
         self._at += found.kind != "end"
         return found
 
@@ -148,6 +151,7 @@ class _Parser:
         parts = [self._every(depth, negated=negated)]
         while self._took("or"):
             parts.append(self._every(depth, negated=negated))
+        # By De Morgan: the opposite of `a or b` is `not a and not b`.
         return joined(parts, is_any=not negated)
 
     def _every(self, depth: int, *, negated: bool) -> Where:
@@ -186,6 +190,7 @@ class _Parser:
             low = self._literal()
             if not self._took("and"):
                 self._refuse(self._next, "'and', and the upper bound")
+            # The parts become `<` and `>` where it is negated, and one of them has to hold.
             spans = ((">=", low), ("<=", self._literal()))
             parts = [_compared(column, op, negated, it) for op, it in spans]
             return joined(parts, is_any=negated)
@@ -271,6 +276,7 @@ def _number(match: re.Match[str]) -> int | float | Decimal | None:
     """Return the value of a literal as SQL means it; None for anything else."""
     text, suffix = match["number"], (match["suffix"] or "").upper()
     fraction, exponent = match["point"] or match["first"], match["exponent"]
+    # Y, S and L are Spark's bytes, shorts and longs. Out of their range it refuses them as well.
     if suffix in _INTEGER_BITS:
         if fraction or exponent:
             return None
@@ -279,6 +285,7 @@ def _number(match: re.Match[str]) -> int | float | Decimal | None:
     if suffix in {"D", "F"} or (exponent and not suffix):
         double = float(text)
         with np.errstate(over="ignore"):
+            # Spark widens a float for the comparison, and so compares with the rounded number.
             value = float(np.float32(double)) if suffix == "F" else double
         return value if math.isfinite(value) else None
     if fraction or suffix == "BD":

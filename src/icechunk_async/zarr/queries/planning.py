@@ -72,6 +72,8 @@ class _Variable:
         """Return a mask of this array with the axes of the target."""
         order = sorted(range(len(self.axes)), key=lambda it: self.axes[it])
         sizes = dict(zip(self.axes, mask.shape, strict=True))
+        # A mask over (lon, time) of a target (time, lat, lon): turned to (time, lon), and with the
+        # shape (time, 1, lon) NumPy broadcasts it.
         shape = tuple(sizes.get(axis, 1) for axis in range(rank))
         return mask.transpose(order).reshape(shape)
 
@@ -131,6 +133,8 @@ class Plan:
     def known_whole(self) -> tuple[Mask, Rows]:
         """Return for which chunks statistics stand for all cells that count, and statistics."""
         statistics, known = self.known.statistics(self.coords)
+        # Statistics are about all cells of a chunk. If some are outside of the region, or do not
+        # fulfil the conditions, the chunk is read.
         return known & self.included & self._are_whole(), statistics
 
     def _are_whole(self) -> Mask:
@@ -167,6 +171,7 @@ class Plan:
         if self.included[at] or self.tests is None:
             return None
         box = self.box(at)
+        # Each array once, though several conditions may be about it.
         read = {} if numbers is None else {self.target.path: numbers}
         for it in self.variables:
             if not it.is_line and it.array.path not in read:
@@ -189,6 +194,7 @@ class Plan:
 
     def bytes_of_conditions(self, reads: npt.NDArray[np.int64]) -> int:
         """Return the stored bytes of other arrays that are read with some chunks."""
+        # Coordinates were read once, for all chunks.
         total = sum(it.line_bytes for it in self.variables)
         masked = reads[~self.included[reads]]
         for it in self._others:
@@ -239,6 +245,8 @@ async def planned(
     included = np.ones(len(coords), bool)
     if tests is not None:
         decided = {id(it): _decided(it, target, coords, box) for it in leaves(tests)}
+        # Trees have no `not`, so what may hold of each leaf gives what may hold of the whole, and
+        # what must hold what must.
         excluded = ~combined(tests, lambda it: ~decided[id(it)][0])
         included = combined(tests, lambda it: decided[id(it)][1])
     return Plan(target, known, box, coords, excluded, included, tuple(variables), tests)
@@ -298,6 +306,7 @@ async def _tests(
         # A coordinate is read once and decides whole rows of chunks. One that is too long for
         # memory is read with each chunk, as other arrays are.
         most = _MOST_VALUES * 8 // max(8, array.meaning.cell_bytes)
+        # Also one with chunks of another size than the target's.
         if len(axes) == 1 and array is not target and array.shape[0] <= most:
             found[name], lines[name] = await _read_line(found[name], box)
 
@@ -415,6 +424,8 @@ def _decided_by_line(
     first = part.start // size
     places = np.arange(first, -(-part.stop // size), dtype=np.int64)
     starts = np.maximum(places * size, part.start) - part.start
+    # Of a line F F T T T T over chunks of 3: some are T and T, every is F and T. `starts` ascend
+    # strictly, without which `reduceat` would return single values.
     some = np.logical_or.reduceat(line, starts)
     every = np.logical_and.reduceat(line, starts)
     at = coords[:, axis] - first

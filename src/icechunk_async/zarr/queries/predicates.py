@@ -89,6 +89,7 @@ def joined[T](parts: Sequence[Tree[T]], *, is_any: bool) -> Tree[T]:
         return parts[0]
     flat: list[Tree[T]] = []
     for it in parts:
+        # Flat, so that parts about one column meet and are decided together, see `split_by_column`.
         if isinstance(it, Junction) and it.is_any == is_any:
             flat.extend(it.parts)
         else:
@@ -131,6 +132,7 @@ def about(where: Where, column: str) -> Where | None:
         return where if where.column == column else None
     found = [about(it, column) for it in where.parts]
     known = [it for it in found if it is not None]
+    # Of `x > 1 or y > 2` nothing follows for x alone: any x may do. Of `and` each part follows.
     if not known or (where.is_any and len(known) < len(found)):
         return None
     return joined(known, is_any=where.is_any)
@@ -144,6 +146,9 @@ def split_by_column[T](where: Where, made: Callable[[str, Where], T]) -> Tree[T]
     own: dict[str, list[Where]] = {}
     found: list[Tree[T]] = []
     for it in where.parts:
+        # `x > 1 and y > 2 and x < 5` becomes (x > 1 and x < 5) and y > 2. Where a chunk has the
+        # coordinates 0 and 9, one is above 1 and one below 5, and only together they show that no
+        # cell is both.
         names = columns_of(it)
         if len(names) == 1:
             own.setdefault(names[0], []).append(it)

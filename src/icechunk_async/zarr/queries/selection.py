@@ -93,6 +93,7 @@ class Selection:
         name, coordinates excepted. Memory: 256 MiB of decoded chunks, or one larger chunk.
         """
         limit = chunks_at_once(*self._plan.arrays_read)
+        # One batch at a time: a loop that is slow, or stops, has read no more than that.
         for some in batched(self._rows.tolist(), limit):
             for cells in await bounded_map(self._cells, some, limit=limit):
                 if len(cells):
@@ -118,5 +119,6 @@ async def select(
         )
     paths = [f"{group}/{name}" for name in names]
     nodes = [session.workspace.array(path) for path in paths]
+    # Its cells are the answer, and the other arrays are broadcast along its axes.
     ranks = [0 if it.array is None else len(it.array.dimensions) for it in nodes]
     return Selection(await planned(session, paths[int(np.argmax(ranks))], where, region))

@@ -120,6 +120,8 @@ class WrittenChunks:
             return None
         if form.bytes_a_chunk < _LARGE_BYTES:
             return _measured(form, node, coords, data)
+        # This blocks a thread, never an event loop: large chunks are measured on threads, see
+        # `size_bytes`.
         with self._large:
             return _measured(form, node, coords, data)
 
@@ -132,10 +134,12 @@ class WrittenChunks:
         keys, known = chunk_keys(refs, within, measured.chunks)
         if not known[0]:
             return
+        # Only now: the key is made of the reference, which is known when the chunk was stored.
         measured.rows["key"] = keys[0]
         meaning = measured.meaning
         with self._lock:
             place = self._pending.setdefault((node.id, meaning.digest, meaning.kind), {})
+            # Bytes take less than an array of one row, of which there may be millions.
             place[coords] = measured.rows.tobytes()
 
     async def store(self) -> None:
@@ -145,6 +149,7 @@ class WrittenChunks:
         again: a commit waits for this. Cancellation: what was not stored stays unknown.
         """
         with self._lock:
+            # In one step: what other tasks keep from here on belongs to the next commit.
             taken, self._pending = self._pending, {}
         parts: list[tuple[NodeId, ChunkStatistics]] = []
         for (node_id, digest, kind), rows in taken.items():
@@ -158,6 +163,7 @@ class WrittenChunks:
 
         async def put(part: tuple[NodeId, ChunkStatistics]) -> None:
             nonlocal unknown
+            # After the first failure nothing more is asked of the storage, as the commit waits.
             failure = failures[0] if failures else await self._put(*part)
             if failure is not None:
                 failures.append(failure)
@@ -185,6 +191,7 @@ class WrittenChunks:
                 return self._forms[document]
         form = _form_of(document)
         with self._lock:
+            # Rare: an array that grows has a new document at each step, and the last ones count.
             if len(self._forms) >= _FORMS:
                 self._forms.clear()
             self._forms[document] = form

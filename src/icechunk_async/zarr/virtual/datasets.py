@@ -79,6 +79,7 @@ async def write_virtual_dataset(
     Cost: one call in columns for each variable; a request for each chunk of what is copied.
     """
     try:
+        # Imported when it is needed: VirtualiZarr is optional, and has no types.
         writers: Any = import_module("virtualizarr.writers.icechunk")
     except ModuleNotFoundError as error:
         raise MissingDriverError(
@@ -98,6 +99,8 @@ async def write_virtual_dataset(
     if len(parts) > 1 and region is not None:
         raise InvalidInputError("A region is of one dataset. Write the tree's groups one by one.")
     locations = session.workspace.virtual.locations
+    # VirtualiZarr's own default. The format keeps whole seconds: a source written in this second
+    # would look younger than the guard.
     moment = last_updated_at or datetime.fromtimestamp(clock.now_us() / 1e6, UTC) + timedelta(
         seconds=1
     )
@@ -105,6 +108,7 @@ async def write_virtual_dataset(
 
     def write() -> None:
         if validate_containers:
+            # All before the first write, so that an error leaves the session unchanged.
             for location in {it for _, part in parts for it in _locations(part)}:
                 locations.normalize(location)
         for path, part in parts:
@@ -121,6 +125,7 @@ async def write_virtual_dataset(
                 last_updated_at=moment,
             )
 
+    # VirtualiZarr calls Zarr, which blocks.
     await anyio.to_thread.run_sync(write)
 
 
@@ -132,6 +137,8 @@ def _parts(dataset: Any, path: str) -> Iterable[tuple[str, Any]]:
     for node in dataset.subtree:
         below = node.relative_to(dataset)
         place = path if below == "." else check_path(f"{path}/{below}")
+        # The top takes coordinates from its parents, which are not written. Groups below it find
+        # theirs in the groups above them.
         yield place, node.to_dataset(inherit=below == ".")
 
 

@@ -59,6 +59,8 @@ class ArrayReferences:
     rank: int
     separator: str
     coords: array[int] = field(default_factory=lambda: array("Q"))
+    # Arrays of machine numbers: files of references have millions of rows, and lists of integers
+    # take several times as much.
     codes: array[int] = field(default_factory=lambda: array("I"))
     """Index into ``References.urls``."""
     offsets: array[int] = field(default_factory=lambda: array("Q"))
@@ -166,6 +168,7 @@ def _open(document: object) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     whole = cast("Mapping[str, Any]", document)
     if not isinstance(whole.get("refs"), Mapping):
         return whole, {}
+    # Expanding it runs templates of Jinja, and so code of the file's author.
     if whole.get("gen"):
         raise InvalidInputError(
             "The references have a 'gen' section, which generates references when it is read. "
@@ -261,6 +264,7 @@ def _coordinates(key: str, name: str, found: ArrayReferences) -> tuple[int, ...]
 
 
 def _number(key: str, value: object) -> int:
+    # Below 2**62, so that the end of a chunk fits 64 bits with a sign.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
         raise InvalidInputError(
             f"{key!r} in the references has {value!r:.50}, which is no offset or length."
@@ -353,6 +357,8 @@ async def write_kerchunk_references(
     the inline threshold. No object is made per reference, beyond those in ``references``.
     """
     workspace = session.workspace
+    # Early, since reading references takes long; and once more under the lock, as the session may
+    # be committed meanwhile.
     workspace.check_writable()
     root = check_path(path)
     # On a thread: with many entries parsing would hold up the event loop.
@@ -367,6 +373,7 @@ async def write_kerchunk_references(
             workspace.set_node(group, group_document({}), None, if_absent=True)
         for node in found.nodes:
             if node.chunks is not None:
+                # With its chunks: the new array may have none in their places.
                 workspace.delete_node(node.path)
             workspace.set_node(node.path, node.document, node.array)
             refs = columns.get(node.path)
@@ -398,6 +405,7 @@ async def _columns(
             whole.update(codes[row] for row in node.chunks.whole)
     for code in whole:  # ask nobody whom the repository does not know
         locations.normalize(found.urls[code])
+    # One request an object, not a reference.
     order = sorted(whole)
     sizes = dict(
         zip(

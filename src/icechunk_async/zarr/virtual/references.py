@@ -25,6 +25,7 @@ __all__ = ["VirtualChunkSpec", "column_refs", "grid_refs", "one_ref", "spec_refs
 
 
 _MAX_SECONDS: Final = (1 << 32) - 1
+# A negative number becomes one of at least 2**63 in a column without signs.
 _TOO_FAR: Final = np.uint64(1 << 62)
 _TOO_FAR_CHUNK: Final = 1 << 32
 
@@ -55,6 +56,8 @@ def seconds_of(moment: datetime) -> int:
     """
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
+    # The format keeps whole seconds. Rounded down, a source modified at this very moment would be
+    # refused as younger.
     seconds = math.ceil(moment.timestamp())
     if not 0 < seconds <= _MAX_SECONDS:
         raise InvalidInputError(f"{moment.isoformat()} cannot guard a virtual chunk: out of range.")
@@ -116,6 +119,7 @@ def spec_refs(
         etag_codes, columns["etag_pool"] = Strings.factorize(etags)
         has_etag = np.fromiter(map(bool, etags), bool, len(etags))
         columns["etags"] = np.where(has_etag, etag_codes.astype(np.int32), NO_ETAG)
+    # A chunk has one guard, as in the official engine, and the ETag is the exact one.
     moments = [None if it.etag_checksum else it.last_updated_at_checksum for it in specs]
     if any(moments):
         seconds = {it: 0 if it is None else seconds_of(it) for it in set(moments)}
@@ -134,6 +138,7 @@ def spec_refs(
 def _indices(indices: Sequence[Sequence[int]], rank: int) -> npt.NDArray[np.uint32]:
     """Return the coordinates of chunks, ``(n, rank)``."""
     try:
+        # Columns first: only if something is wrong each index is looked at, for the message.
         if set(map(len, indices)) <= {rank}:
             flat = np.fromiter(chain.from_iterable(indices), np.int64, len(indices) * rank)
             found = flat.reshape(len(indices), rank)
@@ -248,6 +253,7 @@ def column_refs(
     normal: list[str] = []
     uncovered: dict[int, VirtualContainerError] = {}
     for code, url in enumerate(urls.strings):
+        # All are looked at before one is refused: the error lists every chunk without a container.
         normal.append(locations.normalize(url, validate_container=False) if url else "")
         if url and validate_containers:
             try:
@@ -276,6 +282,7 @@ def column_refs(
         locations=Strings(tuple(normal)),
         etag_pool=Strings(() if etag is None else (etag,)),
     )
+    # Empty URLs are chunks that do not exist. Most boxes have none, and need no copy.
     if all(normal):
         return refs
     return refs.take(np.array([bool(url) for url in normal], bool)[codes])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["array_document", "fill_attribute", "group_document"]
 
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"
+# They make bytes of objects themselves, so no `bytes` codec comes beside them.
 _OBJECT_CODECS: Final = ("vlen-utf8", "vlen-bytes")
 _BLOSC_SHUFFLES: Final = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 
@@ -59,6 +60,7 @@ def array_document(path: str, array: Mapping[str, Any], attributes: Mapping[str,
     except Exception as error:
         raise _invalid(path, f"{type(error).__name__}: {error}") from error
     attributes = dict(attributes)
+    # xarray keeps names of dimensions in an attribute where the format has no place for them.
     names = attributes.pop(_DIMENSIONS, None)
     if names is not None and len(names) != len(old.shape):
         raise _invalid(path, f"{_DIMENSIONS} has {len(names)} names for {len(old.shape)} axes")
@@ -83,6 +85,8 @@ def array_document(path: str, array: Mapping[str, Any], attributes: Mapping[str,
 
 def _codecs(path: str, array: Mapping[str, Any], dtype: np.dtype[Any]) -> list[dict[str, Any]]:
     """Return the codecs, of which one turns an array into bytes."""
+    # Format 2 applies filters in the order that they have, then the compressor. Format 3 wants the
+    # same sorted by what they take: codecs of arrays, one that makes bytes, codecs of bytes.
     before: list[dict[str, Any]] = []
     serializer: list[dict[str, Any]] = []
     after: list[dict[str, Any]] = []
@@ -97,6 +101,8 @@ def _codecs(path: str, array: Mapping[str, Any], dtype: np.dtype[Any]) -> list[d
             if serializer or after:
                 raise _invalid(path, f"its filter {old['id']!r} comes after one that makes bytes")
             before.append(codec)
+            # A filter such as FixedScaleOffset stores another type than the array has, so the bytes
+            # are in the order of that one.
             encoded = old.get("astype") or old.get("encode_dtype")
             order = np.dtype(encoded).byteorder if encoded else order
         elif issubclass(kind, ArrayBytesCodec):
@@ -147,6 +153,7 @@ def fill_attribute(fill: Any, dtype: np.dtype[Any]) -> Any:
     """Return a fill value as xarray writes it into attributes; None where it cannot."""
     match dtype.kind:
         case "f":
+            # As xarray's `FillValueCoder`, which decodes these attributes of format 3.
             return _base64(fill)
         case "c":
             return [_base64(fill.real), _base64(fill.imag)]
