@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import tracemalloc
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import zstandard
 
 from icechunk_async.errors import FormatError
 from icechunk_async.tiledb.format.commits import decode_consolidated, decode_footers, decode_lines
 from icechunk_async.tiledb.format.conditions import decode_condition
+from icechunk_async.tiledb.format.filters.pipeline import Filter, FilterCode
 from icechunk_async.tiledb.format.fragment import (
     decode_conditions_block,
     decode_extremes,
@@ -33,6 +36,7 @@ from icechunk_async.tiledb.format.fragment import (
 from icechunk_async.tiledb.format.metadata import apply_metadata, decode_group, decode_metadata
 from icechunk_async.tiledb.format.schema import Schema, decode_enumeration, decode_schema
 from icechunk_async.tiledb.format.tiles import TileForm, decode_generic, generic_length
+from icechunk_async.tiledb.format.types import Datatype
 from tests.unit.format.damage import damaged, within_bounds
 from tests.unit.tiledb.archives import ARCHIVES, load
 from tests.unit.tiledb.encoders import generic
@@ -292,3 +296,39 @@ def test_tile_that_claims_too_much_is_refused() -> None:
     for tile in (huge, many, b"", b"\0" * 7, (1).to_bytes(8, "little") + b"\xff" * 12):
         with pytest.raises(FormatError):
             schema.value_form(it, 22).decode(tile, 10**15)
+
+
+def _strings_tile(meta: bytes, data: bytes, size: int) -> bytes:
+    """Return a tile of one chunk of strings, compressed with Zstandard after their filter."""
+    parts = [zstandard.compress(it) for it in (meta, data)]
+    sizes = (len(meta), len(parts[0]), len(data), len(parts[1]))
+    head = struct.pack("<6I", 1, 1, *sizes)
+    body = b"".join(parts)
+    return struct.pack("<Q3I", 1, size, len(body), len(head)) + head + body
+
+
+@pytest.mark.parametrize("kind", ["entries", "runs", "cells"])
+def test_strings_of_few_bytes_that_claim_many_are_refused(kind: str) -> None:
+    """Entries that no cell has, runs of no cells, and cells by the hundred millions."""
+    size, many = 64 << 10, 1 << 20
+    code, cells = FilterCode.DICTIONARY, 8
+    if kind == "runs":
+        code, data = FilterCode.RLE, bytes(2 * many // 2)
+        meta = struct.pack("<5I2B", 0, 1, size, len(data), 8 * cells, 1, 1)
+    else:
+        entries = many if kind == "entries" else 1
+        data = bytes(cells if kind == "entries" else many)
+        cells = len(data)
+        about = struct.pack("<5I2BI", 0, 1, size, len(data), 8 * cells, 1, 1, entries)
+        meta = about + bytes(entries)
+        cells = cells if kind == "entries" else 1 << 40
+    tile = _strings_tile(meta, data, size)
+    filters = (Filter(code), Filter(FilterCode.ZSTD))
+    form = TileForm(filters, Datatype.STRING_ASCII, 1, 20, is_variable=True)
+
+    def look() -> None:
+        with pytest.raises(FormatError):
+            form.decode_strings(tile, size, cells)
+
+    assert len(tile) < 1000
+    within_bounds(look, len(tile), base_bytes=16 << 20)

@@ -110,20 +110,22 @@ class TileForm:
         Raises:
             FormatError: it is damaged, or has other sizes.
         """
+        if 8 * cells > _believed(tile):
+            raise _damaged(f"{len(tile)} bytes claim to hold {cells} cells")
         parts: list[memoryview] = []
         offsets: list[npt.NDArray[np.uint64]] = []
-        total = 0
+        total, left_cells = 0, cells
         for size, meta, data in _chunks(memoryview(tile), plain):
             limit = size * _SLACK + _SLACK_BYTES
             meta_left, left = self._undo(self.filters[1:], self._types[1:], meta, data, limit)
             # The filter that folds offsets is the first, so what the others leave is its own.
             code = self.filters[0].code
-            part, starts = unfold_strings(code, meta_left, left, cells=cells, limit=limit)
+            part, starts = unfold_strings(code, meta_left, left, cells=left_cells, limit=limit)
             if len(part) != size:
                 raise _damaged(f"a chunk holds {len(part)} bytes, not {size}")
             parts.append(part)
             offsets.append(starts + np.uint64(total))
-            total += size
+            total, left_cells = total + size, left_cells - len(starts)
         found = np.frombuffer(b"".join(parts), np.uint8)
         starts = np.concatenate(offsets) if offsets else np.zeros(0, np.uint64)
         if total != plain or len(starts) != cells:
@@ -214,7 +216,7 @@ def _chunks(tile: memoryview, limit: int) -> list[tuple[int, memoryview, memoryv
     number = cursor.count(cursor.u64(), _CHUNK_HEAD_BYTES, "chunks")
     # This many bytes are allocated before any is decoded. A limit alone would not do: it comes from
     # the schema, in which a few bytes can claim tiles of any extent.
-    most = min(limit, max(_FLOOR_BYTES, _MAX_RATIO * len(tile)))
+    most = min(limit, _believed(tile))
     found: list[tuple[int, memoryview, memoryview]] = []
     total = 0
     for _ in range(number):
@@ -226,6 +228,11 @@ def _chunks(tile: memoryview, limit: int) -> list[tuple[int, memoryview, memoryv
             raise cursor.damaged(f"its chunks claim {total} bytes, and {most} are believed")
     cursor.finish()
     return found
+
+
+def _believed(tile: bytes | memoryview) -> int:
+    """Return the most plain bytes that a tile of this size is believed to hold."""
+    return max(_FLOOR_BYTES, _MAX_RATIO * len(tile))
 
 
 def _verify_digests(code: FilterCode, meta: memoryview, data: memoryview) -> memoryview:

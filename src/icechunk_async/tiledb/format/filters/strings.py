@@ -75,7 +75,7 @@ def unfold_strings(
     else:
         dictionary = Cursor(cursor.take(cursor.u32()), "dictionary")
         cursor.finish()
-        strings = _dictionary(dictionary, second)
+        strings = _dictionary(dictionary, second, count)
         numbers = _numbers(data, first).astype(np.int64)
         if len(numbers) and int(numbers.max()) >= len(strings):
             raise cursor.damaged("a cell has an entry that the dictionary lacks")
@@ -105,9 +105,9 @@ def _numbers(data: memoryview, width: int) -> npt.NDArray[np.unsignedinteger]:
 
 def _runs(
     data: memoryview, run_width: int, length_width: int, cells: int
-) -> tuple[list[memoryview], npt.NDArray[np.int64]]:
+) -> tuple[list[bytes], npt.NDArray[np.int64]]:
     """Return the string of each run, and for each cell the number of its run."""
-    strings: list[memoryview] = []
+    strings: list[bytes] = []
     counts: list[int] = []
     total = at = 0
     head = run_width + length_width
@@ -116,15 +116,19 @@ def _runs(
         size = int.from_bytes(data[at + run_width : at + head])
         total += run
         at += head + size
-        if at > len(data) or total > cells:
+        # Runs of no cells would be as many as the bytes allow, each with an object here.
+        if at > len(data) or total > cells or not run:
             raise FormatError("A tile of a TileDB array is damaged: its runs are cut or too many.")
-        strings.append(data[at - size : at])
+        strings.append(bytes(data[at - size : at]))
         counts.append(run)
     return strings, np.repeat(np.arange(len(counts)), counts)
 
 
-def _dictionary(cursor: Cursor, length_width: int) -> list[memoryview]:
-    strings: list[memoryview] = []
+def _dictionary(cursor: Cursor, length_width: int, most: int) -> list[bytes]:
+    """Return the entries of a dictionary, of which cells have each."""
+    strings: list[bytes] = []
     while cursor.remaining:
-        strings.append(cursor.take(int.from_bytes(cursor.take(length_width))))
+        if len(strings) == most:
+            raise cursor.damaged(f"it has more entries than there are cells, {most}")
+        strings.append(bytes(cursor.take(int.from_bytes(cursor.take(length_width)))))
     return strings
