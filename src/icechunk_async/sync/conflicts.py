@@ -50,6 +50,7 @@ class ConflictType(Choice):
 
     @override
     def __str__(self) -> str:
+        # The official text of a kind: "Chunk double update".
         return re.sub(r"(?<=.)([A-Z])", r" \1", self.name).capitalize()
 
 
@@ -88,6 +89,7 @@ class Conflict(Displayed):
     @classmethod
     def from_native(cls, value: native.Conflict) -> Self:
         """Return the counterpart of a conflict of the engine."""
+        # Lists, and None instead of an empty one, as officially.
         chunks = [list(coords) for coords in value.coords] or None
         return cls(ConflictType(value.kind.value), value.path, chunks)
 
@@ -118,6 +120,7 @@ class ConflictSolver:
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Raise an error for this class itself, which decides nothing."""
         del args, kwargs
+        # The official class cannot be made in Python either.
         if cls is ConflictSolver:
             raise TypeError(
                 "ConflictSolver decides nothing. Use ConflictDetector or BasicConflictSolver, or "
@@ -156,6 +159,7 @@ class _Adapter:
             found = solve(clash)
         else:
             found = await anyio.to_thread.run_sync(solve, clash)
+        # A lambda or a partial of a coroutine function is no coroutine function itself.
         found = await found if isawaitable(found) else found
         return cast("Sequence[native.Resolution]", found)
 

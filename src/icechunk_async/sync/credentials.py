@@ -172,9 +172,11 @@ class _Refreshable(_ByName):
         key = self._engine_name, self.pickled_function
         current = to_native(self.current)
         known = _refreshables.get(key)
+        # Another first answer, as after a pickle, is newer than the one that is known.
         if known is None or known.initial != current:
             function = _Function(self.pickled_function)
             known = _refreshables[key] = _engine(self._engine_name)(function, current)
+            # The oldest goes: programs that make functions without end must not fill the memory.
             while len(_refreshables) > _MOST_REFRESHABLES:
                 _refreshables.pop(next(iter(_refreshables)))
         return known

@@ -54,6 +54,7 @@ def computing_meta[**P, R](func: Callable[P, R]) -> Callable[P, Any]:
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("computing_meta", False):
+            # An array of objects, as the results are: of forks.
             return np.array([object()], dtype=object)
         return func(*args, **kwargs)
 
@@ -120,6 +121,7 @@ def store_dask(
         da.map_blocks(
             _write_block,
             source,
+            # Gives each block its place in the source, also where a worker is another process.
             ArraySliceDep(source.chunks),
             target,
             region,
@@ -146,6 +148,8 @@ def _write_block(
     block: npt.NDArray[Any], place: Region, target: zarr.Array[Any], region: Region | None
 ) -> ForkSession:
     """Write one block through a fork of the target's fork, since blocks share that one."""
+    # Each task has its fork: those of one worker run on several threads, and one that Dask repeats
+    # must begin without what its first run wrote.
     fork = extract_session(target).fork()
     array = zarr.open_array(fork.store, path=target.path, mode="r+")
     array[within(place, region)] = block
@@ -178,6 +182,7 @@ def _reduce(array: da.Array, split_every: int | None) -> Any:
         chunk=_session_of,
         aggregate=merge_sessions_array_kwargs,
         split_every=split_every,
+        # Blocks are forks, which NumPy cannot join.
         concatenate=False,
         dtype=object,
         meta=np.array([object()], dtype=object),

@@ -406,6 +406,8 @@ def _class_name_of(kind: ErrorKind, error: native.IcechunkError) -> str:
         return "InvalidInputError"  # there are more ways to be wrong than codes
     if kind in _SPECIAL:
         return _SPECIAL[kind]
+    # Codes of one class stand together, so its group is the last one that begins at the code or
+    # before.
     order = list(ErrorKind)
     place = order.index(kind)
     return [name for first, name in _GROUPS if order.index(first) <= place][-1]
@@ -455,6 +457,7 @@ def coded(code: str) -> Generator[None]:
     """Give this official code to the engine's refusal to write with a read-only session."""
     try:
         yield
+    # Another code: not the session refuses here, but the whole repository.
     except native.RepositoryReadOnlyError:
         raise
     except native.ReadOnlyError as error:

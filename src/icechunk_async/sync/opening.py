@@ -112,6 +112,7 @@ def check_aware(moment: datetime | timedelta | str, name: str) -> None:
 
     The official package raises a `TypeError`; this one is also an `InvalidInputError`.
     """
+    # The official package takes no time without a zone; others here read it as UTC.
     if isinstance(moment, datetime) and moment.tzinfo is None:
         with translated():
             raise WrongTypeError(
@@ -121,6 +122,7 @@ def check_aware(moment: datetime | timedelta | str, name: str) -> None:
 
 def check_one(*names: object) -> None:
     """Raise `InvalidInputError` unless one of a branch, a tag and a snapshot id is given."""
+    # In the official words, which programs look for.
     if sum(name is not None for name in names) != 1:
         with translated():
             raise InvalidInputError("Must provide one of branch, tag, or snapshot_id.")
@@ -197,6 +199,7 @@ class Source:
             self,
             config=self.config if config is None else config,
             authorized=self.authorized if authorized is None else authorized,
+            # As with the official package, properties of commits belong to one object.
             default_metadata={},
         )
 
@@ -254,6 +257,7 @@ class Source:
         async with AsyncExitStack() as stack:
             try:
                 repository = await stack.enter_async_context(entering)
+            # The official package only warns of access to containers that a repository lacks.
             except VirtualContainerError as error:  # the repository exists, by now
                 again = self.without(error).opening()
                 repository = await stack.enter_async_context(again)

@@ -441,6 +441,7 @@ class Repository(Displayed):
             storage_options: see `open`.
         """
         version = await _look(Native.fetch_spec_version, storage, storage_options)
+        # The official enumeration has no version before 1.
         return SpecVersion(version) if version else None
 
     @staticmethod

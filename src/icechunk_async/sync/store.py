@@ -150,6 +150,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
     def with_read_only(self, read_only: bool = False) -> Store:  # noqa: FBT001, FBT002
         """Return another store on the same session."""
         store = IcechunkStore(self.handle, read_only)
+        # As the official store does: Zarr opens the copy at its first use.
         store._is_open = False
         return store
 

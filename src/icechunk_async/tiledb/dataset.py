@@ -68,12 +68,14 @@ class _Rows(RowReading):
         parts = self._parts
         for part in run(scan.plan(part_bytes=_PART_BYTES)) if parts is None else parts:
             batch = run(scan.read(part))
+            # Slices share the memory of the part.
             for start in range(0, batch.num_rows, most_rows):
                 yield batch.slice(start, most_rows)
 
     def _count(self) -> int | None:
         """Return the number of cells, unless some are deleted or hidden by others."""
         reader = self._reader
+        # Then only reading tells which cells count.
         if reader.may_repeat() or reader.deletions:
             return None
         if any(it.footer.has_cell_times or it.footer.has_deletes for it in reader.fragments):

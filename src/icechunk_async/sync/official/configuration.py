@@ -124,6 +124,7 @@ class ManifestSplittingConfig(Section, of=native.ManifestSplittingConfig):
                 "pairs of ManifestSplitCondition and sizes, or None."
             )
         rules = cast("SplitSizes", value)
+        # Lists of pairs, as the official property returns them, whatever sequences were given.
         return [(arrays, list(sizes)) for arrays, sizes in rules]
 
 
@@ -185,6 +186,7 @@ class RepositoryConfig(Section, of=native.RepositoryConfig):
         """Carried along from the stored configuration; not used."""
         return self._previous_file
 
+    # The argument is a prefix, and is called `name` by the official package.
     def get_virtual_chunk_container(self, name: str) -> VirtualChunkContainer | None:
         """Return the container with this URL prefix."""
         return (self.virtual_chunk_containers or {}).get(name)
@@ -196,12 +198,14 @@ class RepositoryConfig(Section, of=native.RepositoryConfig):
             InvalidConfigError: the prefix does not fit the store, or the name is invalid; the
                 configuration is unchanged.
         """
+        # The engine's class checks it, before anything is changed.
         cont.to_native()
         others = {
             prefix: other
             for prefix, other in (self.virtual_chunk_containers or {}).items()
             if cont.name is None or other.name != cont.name
         }
+        # The official mapping is by prefix. A name may be given once only, so its old holder goes.
         self.virtual_chunk_containers = others | {cont.url_prefix: cont}
 
     def clear_virtual_chunk_containers(self) -> None:
@@ -252,5 +256,6 @@ class RepositoryConfig(Section, of=native.RepositoryConfig):
                 it.url_prefix: from_native(it) for it in stored.virtual_chunk_containers
             }
         if stored.previous_file is not None:
+            # Not a field: the official constructor has none of this name.
             object.__setattr__(made, "_previous_file", stored.previous_file)
         return made

@@ -128,6 +128,7 @@ class Section(Displayed):
 
     def _effective(self, name: str) -> object:
         value = getattr(self, name)
+        # As officially, the display has the default where nothing is set, and says so.
         if value is None and name not in self._shown_as_is:
             default = _defaults(self.native_class).get(name)
             if default is not None:

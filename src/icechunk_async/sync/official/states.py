@@ -96,6 +96,7 @@ class RepoStatus(Record):
     def __post_init__(self) -> None:
         """Take the present time if none is given."""
         if self.set_at is None:  # pyright: ignore[reportUnnecessaryComparison]
+            # The dataclass is frozen, and the official class fills in the present time.
             object.__setattr__(self, "set_at", from_us(now_us()))
 
     @override
@@ -110,6 +111,7 @@ class RepoStatus(Record):
     def from_native(cls, value: Any) -> Self:
         """Return the counterpart of the engine's; offline counts as read-only."""
         takes_changes = value.availability.value == RepoAvailability.online
+        # The format has a third state, Offline, for which the official package has no name either.
         availability = RepoAvailability.online if takes_changes else RepoAvailability.read_only
         return cls(availability, from_us(value.set_at), value.reason)
 

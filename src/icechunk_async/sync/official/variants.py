@@ -106,6 +106,8 @@ def kinds[T: Kinds](home: str) -> Callable[[type[T]], type[T]]:
     def place(cls: type[T]) -> type[T]:
         for inner in vars(cls).values():
             if isinstance(inner, type) and issubclass(inner, Variant):
+                # The official kinds are subclasses of their family, and programs ask with
+                # `isinstance`.
                 cls.register(inner)
         return public(home)(cls)
 

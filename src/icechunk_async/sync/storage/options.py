@@ -125,6 +125,8 @@ def _known(function: str, config: Mapping[str, str], names: Mapping[str, str]) -
     Raises:
         InvalidInputError: there is no such option here; the message names it, not its value.
     """
+    # The official package passes any key to its client. One that is ignored here could leave
+    # requests unencrypted or unsigned without a word.
     unknown = sorted(key for key in config if key.lower() not in names)
     if unknown:
         raise InvalidInputError(

@@ -134,15 +134,18 @@ class Storage(Displayed):
             StorageError: a redirect leads to no storage.
             IcechunkError: there are no credentials.
         """
+        # Known in this process alone, so the URL is enough.
         if isinstance(self.location, MemoryObjects):
             return self.location.url, {}
         if not isinstance(self.location, str):
             return self.location, {}
+        # Followed at each opening, as officially: the web server may name another place next time.
         if self._redirects:
             with translated():
                 return await follow(self.location)
         options = dict(self._options)
         if self._credentials is not None and not options.get("anonymous"):
+            # What the caller gave beside the credentials wins.
             options = {**await to_native(self._credentials).storage_options(), **options}
         return self.location, options
 
@@ -304,6 +307,8 @@ class Storage(Displayed):
         config = _with(config, endpoint_url=config.endpoint_url or "https://t3.storage.dev")
         options = s3_options(config, sets_of_headers(headers, read_headers, write_headers))
         if use_weak_consistency:
+            # Copies may be old, and a commit that compares with an old state would lose the newer
+            # one.
             options |= {"read_only": True, "region": config.region or "auto"}
         else:
             # Without this header a read may come from a copy without the last write.

@@ -152,7 +152,10 @@ class TileDBArray:
         """
         if directory is None:
             directory = await ArrayDirectory.load(folder)
+        # The schema of the end decides which fields there are. Each fragment is read by the schema
+        # that it was written with, which its footer names.
         _, schema = await directory.schema_at(window.end)
+        # After the schema: a fragment that lies partly in the window counts in sparse arrays only.
         seen = visible(directory.commits, window, is_sparse=schema.is_sparse)
         fragments = await load_fragments(directory, seen.fragments)
         conditions = await directory.conditions(seen.deletions)
@@ -312,6 +315,7 @@ class TileDBArray:
             raise InvalidInputError(
                 f"The label {name!r} lies elsewhere, at {label.uri!r}. Open that URL as an array."
             )
+        # A label is a separate array with other fragments, seen at the same time as this one.
         array = await TileDBArray.load(folder, self.window)
         found = await array.read([region or slice(None)], [label.attribute])
         return found[label.attribute]
@@ -367,6 +371,7 @@ def _box_of(grid: DenseGrid, region: Sequence[slice | int] | None) -> tuple[Box,
             high = low + 1
         box.append((low, high))
     found = tuple(box)
+    # Also of an empty region, which overlaps with nothing.
     if overlap(found, domain) != found:
         spans = [
             f"{start} to {start + size - 1}"

@@ -95,11 +95,13 @@ def _numbers(
     valid: npt.NDArray[np.bool_] | None,
 ) -> pa.Array[Any]:
     mask = None if valid is None else ~valid
+    # A byte of TileDB, a bit of Arrow.
     if field.datatype is Datatype.BOOL:
         return pa.array(values != 0, kind, mask=mask)
     if kind == pa.timestamp("s"):
         values = _in_seconds(field, values)
     plain = pa.array(np.ascontiguousarray(values), mask=mask)
+    # Moments are the same 64 bits in both, so they change their type and not their memory.
     return plain if plain.type == kind else plain.view(kind)
 
 
@@ -117,6 +119,7 @@ def _in_seconds(field: Field, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _bitmap(valid: npt.NDArray[np.bool_]) -> pa.Buffer:
+    # Arrow's order of bits in a bitmap, the lowest first.
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
@@ -128,6 +131,8 @@ def _checked_text(field: Field, array: pa.Array[Any]) -> pa.Array[Any]:
     """
     if field.datatype in UTF8:
         try:
+            # Arrow takes buffers unseen, and hands out invalid text until something else fails on
+            # it.
             array.validate(full=True)
         except ValueError as error:
             raise FormatError(

@@ -69,6 +69,8 @@ class Cells:
             return Cells(self.field, self.values[rows], None, valid)
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
+        # Cells of 2, 3 and 1 values, offsets [0, 2, 5, 6]. Of the rows 2 and 0 `starts` are 5 and
+        # 0, `lengths` 1 and 2, and `numbers` 5, 0, 1.
         starts = self.offsets[:-1][rows]
         lengths = self.offsets[1:][rows] - starts
         offsets = np.zeros(len(rows) + 1, np.int64)
@@ -153,6 +155,7 @@ class Cells:
         if datatype in BYTE_TEXT or datatype in BINARY:
             data = self.values.tobytes()
             if datatype in (Datatype.STRING_ASCII, Datatype.STRING_UTF8):
+                # TileDB does not check its text. These bytes survive a way back to bytes.
                 return [data[a:b].decode("utf-8", "surrogateescape") for a, b in pairs]
             return [data[a:b] for a, b in pairs]
         shown = viewed(self.field, self.values[:, None])
@@ -170,12 +173,15 @@ def viewed(field: Field, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         is_moment = datatype <= Datatype.DATETIME_AS
         values = values.view(f"<M8[{unit}]" if is_moment else f"<m8[{unit}]")
     elif datatype is Datatype.BOOL:
+        # NumPy takes a truth value of 2 for neither true nor false in some operations.
         values = values.view(np.bool_) if values.max(initial=0) <= 1 else values != 0
     return values[:, 0] if width == 1 else values
 
 
 def fill_cells(it: Attribute, count: int) -> Cells:
     """Return cells that were never written."""
+    # Fields that a fragment's schema lacks read as this in all cells that the fragment covers, also
+    # where an older fragment has values.
     unit = np.frombuffer(it.fill, it.dtype)
     valid = np.full(count, bool(it.validity_fill)) if it.is_nullable else None
     if it.is_variable:

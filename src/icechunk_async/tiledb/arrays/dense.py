@@ -65,6 +65,7 @@ class DenseGrid:
         self.shape = schema.tile_shape
         self.origin = tuple(int(it.low or 0) for it in schema.dimensions)
         for it in fragments:
+            # Old versions wrote single cells into a dense array as a sparse fragment.
             if not it.footer.is_dense:
                 raise UnsupportedFeatureError(
                     f"The dense TileDB array has the sparse fragment {it.name.text!r}, and such "
@@ -73,6 +74,8 @@ class DenseGrid:
                     feature="sparse fragments in dense arrays",
                 )
             if (
+                # Evolution adds and drops attributes. Positions of tiles would mean others with
+                # other extents.
                 it.schema.tile_shape != self.shape
                 or tuple(int(d.low or 0) for d in it.schema.dimensions) != self.origin
             ):
@@ -124,6 +127,7 @@ class DenseGrid:
         found: list[TileSource] = []
         if target is None:
             return found
+        # From the newest on, so that the first one with all of the cells ends the search.
         for number in reversed(self.fragments_in(target)):  # some may not touch it after all
             common = overlap(self.boxes[number], target)
             if common is None:
@@ -147,6 +151,8 @@ class DenseGrid:
 
         A fragment stores the tiles of a box in tile order.
         """
+        # Tiles [2, 5) by [1, 4) in row-major order: tile (3, 2) is number (3 - 2) * 3 + (2 - 1) =
+        # 4. In column-major order the first dimension varies fastest: (2 - 1) * 3 + (3 - 2).
         spans = self.fragments[number].tile_box
         places = [n - low for n, (low, _) in zip(tile, spans, strict=True)]
         sizes = [high - low for low, high in spans]
@@ -162,6 +168,7 @@ class DenseGrid:
         rest = cells.shape[1:]
         if self.schema.cell_order is Layout.COL_MAJOR:
             rank = len(self.shape)
+            # Column-major cells are the row-major ones of the reversed shape.
             turned = cells.reshape(*self.shape[::-1], *rest)
             return turned.transpose(*range(rank - 1, -1, -1), *range(rank, turned.ndim))
         return cells.reshape(*self.shape, *rest)
@@ -220,6 +227,7 @@ async def read_dense(
             return await _read_variable(grid, attribute, box, needed, tiles)
         return await _read_fixed(grid, attribute, box, needed, tiles)
 
+    # Each has its own tiles in memory, so few at a time.
     columns = await bounded_map(read, attributes, limit=4)
     return {it.name: cells for it, cells in zip(attributes, columns, strict=True)}
 
@@ -272,6 +280,8 @@ def _is_covered(grid: DenseGrid, box: Box, needed: dict[Tile, list[TileSource]])
     """Return whether every cell of a box is in a fragment that holds all that is wanted of it."""
     total = 0
     for tile, sources in needed.items():
+        # The oldest that is needed. If it has all wanted cells of the tile, none is left for the
+        # fill value.
         last = sources[-1].box
         if last != overlap(grid.cells_of(tile), box):
             return False

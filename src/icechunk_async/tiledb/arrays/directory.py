@@ -84,6 +84,7 @@ class ArrayDirectory:
             if name.endswith(".meta")
             and (timed := parse_name(name.removesuffix(".meta"))) is not None
         ]
+        # The latest first: it has the footers of the most fragments, often of all.
         metas.sort(key=lambda it: (it.end, it.text), reverse=True)
         return cls(folder, tuple(names), found, tuple(metas), {}, conditions)
 
@@ -108,6 +109,7 @@ class ArrayDirectory:
                 f"schema {name!r:.100}, which does not exist. Restore it; without it the fragment "
                 "cannot be read."
             )
+        # Two tasks may read one schema at a time. They find the same, and either may stay.
         found = self._schemas[name] = decode_schema(await self.folder.read(path))
         return found
 
@@ -155,6 +157,7 @@ async def _read_commits(
     paths += [name for name in root.files if name.endswith((".ok", ".vac", ".con", ".ign"))]
     wanted = [it for it in paths if it.endswith((".con", ".ign", ".vac"))]
     contents = dict(zip(wanted, await bounded_map(folder.read, wanted, limit=AT_ONCE), strict=True))
+    # Releases before 2.8 put these files beside the schema, so both folders count.
     entries: set[str] = {it.rpartition("/")[2] for it in paths}
     ignored: set[str] = set()
     vacuumed: dict[str, list[str]] = {}
@@ -213,6 +216,7 @@ async def read_timed(folder: Folder, path: str, window: Window) -> list[bytes]:
     for name in listed.files:
         merged = parse_name(name.removesuffix(".vac")) if name.endswith(".vac") else None
         if merged is not None and merged.is_within(window.start, window.end):
+            # One by one: there is one for each consolidation that was not vacuumed.
             hidden.update(decode_lines(await folder.read(f"{path}/{name}")))
     timed: list[TimedName] = []
     for name in listed.files:

@@ -54,6 +54,8 @@ def storage_location(location: str) -> str:
     if not rest.startswith("//"):
         raise InvalidURLError(f"A URL of a TileDB array has no '//' after its scheme. {_FORMS}")
     if inner is None:
+        # Only a path has three slashes. TileDB's cloud service has names such as
+        # `tiledb://namespace/array`.
         if not rest.startswith("///") or rest == "///":
             raise InvalidURLError(
                 "A URL 'tiledb://...' with a name behind it is one of TileDB's cloud service, "

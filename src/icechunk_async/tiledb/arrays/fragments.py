@@ -160,6 +160,7 @@ class Fragment:
         found: RTree = await self._block(
             self.footer.rtree, "R-tree", lambda it: decode_rtree(it, self.version, self.schema)
         )
+        # Numbers of its boxes are numbers of tiles, by which other lists are read.
         leaves = len(found.levels[-1]) if found.levels else 0
         if leaves != self.footer.sparse_tiles:
             raise self._damaged(f"its R-tree has {leaves} boxes for {self.tile_count} tiles")
@@ -170,6 +171,8 @@ class Fragment:
         it = self.schema.fields[name]
         slot = self.schema.slot(name)
         attributes = len(self.schema.attributes)
+        # Names of fields may have characters that files cannot have: version 8 encodes them, and
+        # since version 9 there are numbers.
         if self.version >= 9:
             stem = f"a{slot}" if slot < attributes else f"d{slot - attributes - 1}"
         elif self.version == 8:
@@ -270,6 +273,7 @@ class Fragment:
 
     async def _offsets(self, positions: Numbers, sizes: Numbers, slot: int) -> Numbers:
         """Return the offsets of the tiles in a file, followed by the size of the file."""
+        # Before version 5 dimensions have no lists.
         if slot >= len(positions):
             raise self._damaged("its footer has no entry for a field")
         offsets: Numbers = await self._block(
@@ -278,7 +282,9 @@ class Fragment:
         count = self.tile_count
         if len(offsets) < count:
             raise self._damaged(f"it has {len(offsets)} tile offsets for {count} tiles")
+        # The last tile ends with the file. Lists may be longer than there are tiles, with zeros.
         found = np.append(offsets[:count], sizes[slot])
+        # Else a range would end before it begins.
         if count and (found[1:] < found[:-1]).any():
             raise self._damaged("its tile offsets do not rise")
         return found
@@ -402,6 +408,7 @@ class _Loading:
             data = await self.directory.folder.read(self.directory.footers_path(file))
             for it in decode_footers(data):
                 if it.fragment in wanted:
+                    # Later files of footers come first, and repeat what earlier ones had.
                     self.known.setdefault(it.fragment, it)
 
     async def load(self, name: TimedName) -> Fragment:
@@ -429,6 +436,8 @@ class _Loading:
     async def _length(self, version: int, piece: _Piece) -> int:
         """Return the bytes of a footer at the end of its file, its own length included."""
         stored: int | None = None
+        # These have only one schema. The footer's length follows from it, since the file does not
+        # say where the footer begins.
         if version < 10:
             schema = await self.directory.schema(LEGACY_SCHEMA)
             stored = footer_length(version, schema)

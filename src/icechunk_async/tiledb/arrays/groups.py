@@ -79,6 +79,7 @@ class TileDBGroup:
                 f"There is no TileDB group at {folder.shown!r}: the file {GROUP_FILE!r} is not "
                 "there. Check the URL, which must be that of the group's own folder."
             )
+        # Groups of old versions list nothing: the folders in them are their members.
         if _MEMBERS not in listed.folders:
             return cls(folder, window, await _found_members(folder, listed.folders))
         return cls(folder, window, await _stored_members(folder, window))
@@ -136,6 +137,7 @@ async def _found_members(folder: Folder, names: frozenset[str]) -> dict[str, Gro
             return GroupMember(name, is_relative=True, is_group=False, name=name)
         return None
 
+    # Names with `__` are TileDB's own, such as `__meta`.
     wanted = sorted(it for it in names if not it.startswith("__"))
     found = await bounded_map(look, wanted, limit=AT_ONCE)
     return {it.key: it for it in found if it is not None}

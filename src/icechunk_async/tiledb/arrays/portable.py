@@ -104,6 +104,8 @@ class PortableArray:
         return ArrayDirectory(
             folder,
             self.schema_files,
+            # What is seen was decided where the read was planned. Nothing here decides it once
+            # more.
             Commits(frozenset(it.text for it in names)),
             self.footer_files,
             dict(self.schemas),

@@ -49,6 +49,7 @@ _TILES_AT_ONCE: Final = 32
 _FIELDS_AT_ONCE: Final = 16
 _PART_BYTES: Final = 64 << 20
 """Bytes of the columns of a part, roughly."""
+# Far more than it takes to divide any number of tiles in halves.
 _MOST_CUTS: Final = 60
 _TEXT_BYTES: Final = 32
 _NEVER: Final = np.uint64((1 << 64) - 1)
@@ -169,6 +170,8 @@ class SparseReader:
         """Return whether several cells may have the same coordinates, of which one counts."""
         if self.schema.allows_duplicates:
             return False
+        # A consolidated fragment with the times of cells keeps older copies of a cell beside the
+        # newest.
         return len(self.fragments) > 1 or any(it.footer.has_cell_times for it in self.fragments)
 
     async def matching(
@@ -206,6 +209,7 @@ class SparseReader:
                 return np.arange(fragment.tile_count)
             return matching_tiles(expression, self.arrow_schema, tree, dimensions, bounds)
 
+        # Footers are in memory, trees are not: fragments whose box is elsewhere cost no request.
         near = self._near(expression, dimensions)
         tiles = await bounded_map(match, near, limit=_TILES_AT_ONCE)
         return {number: it for number, it in zip(near, tiles, strict=True) if len(it)}
@@ -263,6 +267,8 @@ class SparseReader:
             for name in condition.fields()
             if name in self.schema.fields
         }
+        # Then the coordinates are read as well: to find copies, and to leave out the cells of other
+        # parts.
         needs_place = part.merges or part.cuts
         read = [*names, *(dimensions if needs_place else ()), *sorted(compared)]
         read = list(dict.fromkeys(read))
@@ -272,6 +278,8 @@ class SparseReader:
         columns = {name: Cells.concat(parts) for name, parts in pieces.columns.items()}
         times = np.concatenate(pieces.times)
         fragments = np.concatenate(pieces.fragments)
+        # The order of these steps decides what is seen: cells of this part, of each place the
+        # newest, those that are not deleted, those that no delete condition hits.
         kept = np.ones(len(times), bool)
         for cut in part.cuts:
             kept &= _on_side(columns[dimensions[cut.dimension]], cut)
@@ -323,6 +331,7 @@ class SparseReader:
     async def _open(self, number: int, names: Sequence[str]) -> _OpenFragment:
         fragment = self.fragments[number]
         fields = [self.schema.fields[name] for name in names]
+        # All coordinates of a tile are in one file there, and belong to no single field.
         legacy = fragment.version < 5
         coords = [it for it in fields if not isinstance(it, Attribute)] if legacy else []
         plain = [it for it in fields if it not in coords]
@@ -350,6 +359,7 @@ class SparseReader:
         fragments: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.bool_]:
         """Return which cells a delete condition leaves; it does not hold for later cells."""
+        # Cells that were written after the deletion stay, also where it would hit them.
         applies = times <= np.uint64(deletion.time)
         numbers: list[int] = np.unique(fragments).tolist()
         for number in numbers:
@@ -458,6 +468,7 @@ class _OpenFragment:
         if self.times is None:
             return columns, times, alive
         start, end = np.uint64(self.window.start), np.uint64(self.window.end)
+        # A consolidated fragment may begin before the window, or end after it.
         seen = (times >= start) & (times <= end)
         if seen.all():
             return columns, times, alive
@@ -480,6 +491,7 @@ class _OpenFragment:
             times = await self.times.read(tile)
         if self.deletes is not None:
             deleted = await self.deletes.read(tile)
+            # Seen before the deletion, the cell is still there.
             alive = (deleted == _NEVER) | (deleted > np.uint64(self.window.end))
         return times, alive
 
@@ -518,6 +530,7 @@ def _on_side(cells: Cells, cut: Cut) -> npt.NDArray[np.bool_]:
     if cells.offsets is None:
         below: npt.NDArray[np.bool_] = cells.flat() < cut.value
     else:
+        # Text coordinates are in the order of their bytes.
         items = cells.stored_items()
         below = np.fromiter((it < cut.value for it in items), bool, len(items))
     return below if cut.is_lower else ~below
@@ -541,6 +554,7 @@ def _newest(
 def _codes(cells: Cells) -> npt.NDArray[Any]:
     """Return numbers that are equal where the bytes of coordinates are, as TileDB compares them."""
     if cells.offsets is None:
+        # By bytes: a coordinate of -0.0 is another place than 0.0.
         return np.ascontiguousarray(cells.flat()).view(f"<u{cells.field.cell_bytes}")
     known: dict[bytes, int] = {}
     return np.array([known.setdefault(it, len(known)) for it in cells.stored_items()], np.int64)
@@ -562,6 +576,7 @@ def _runs(
         cells = 0
         for tile in tiles.tolist():
             size = fragments[number].cells_of(tile)
+            # A tile is never divided: it is read and decoded as a whole.
             if held and cells + size > budget:
                 found.append(ScanPart(((number, tuple(held)),), merges=False, cells=cells))
                 held, cells = [], 0
@@ -619,6 +634,7 @@ def _boxed(
         if cut is None:
             found.append(_part(tiles, rows, cuts, cells, keeps_history))
             continue
+        # Tiles on both sides go to both parts, and each part leaves out the cells of the other one.
         below = tiles.lows[cut.dimension][rows] < cut.value
         above = tiles.highs[cut.dimension][rows] >= cut.value
         waiting.append((rows[above], (*cuts, replace(cut, is_lower=False))))
@@ -634,8 +650,10 @@ def _best_cut(tiles: _Tiles, rows: npt.NDArray[np.intp]) -> Cut | None:
         value = np.sort(lows[rows])[len(rows) // 2]
         below = int((lows[rows] < value).sum())
         above = int((highs[rows] >= value).sum())
+        # All tiles would stay together on one side, and the loop would not end.
         if below == 0 or max(below, above) >= len(rows):
             continue
+        # The sum counts tiles on both sides twice, so the least has the fewest of these.
         if best is None or below + above < best[0]:
             plain = value if isinstance(value, bytes) else value.item()
             best = below + above, Cut(dimension, plain, is_lower=True)
@@ -652,6 +670,7 @@ def _part(
     by_fragment: dict[int, list[int]] = {}
     for number, tile in zip(tiles.fragment[rows].tolist(), tiles.tile[rows].tolist(), strict=True):
         by_fragment.setdefault(number, []).append(tile)
+    # A plain fragment has one cell for each place, which TileDB ensures when it is written.
     merges = len(by_fragment) > 1 or bool(keeps_history & by_fragment.keys())
     plain = tuple((number, tuple(sorted(it))) for number, it in sorted(by_fragment.items()))
     return ScanPart(plain, merges, cuts, cells)

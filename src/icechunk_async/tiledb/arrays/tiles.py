@@ -62,6 +62,7 @@ class FieldTiles:
             assert places.variable is not None  # see `Fragment.places`
             assert places.variable_sizes is not None
             wanted.append((places.files.variable, places.range_of(places.variable, tile)))
+            # A claim of the metadata, which bounds what is decoded; see `_chunks`.
             plain = int(places.variable_sizes[tile])
         if places.files.validity is not None:
             assert places.validity is not None
@@ -86,6 +87,8 @@ async def open_field(fragment: Fragment, field: Field) -> FieldTiles:
         UnsupportedFeatureError: the fragment was written when the field had another type.
         FormatError: the fragment's metadata is damaged.
     """
+    # The schema of the fragment decides how its tiles are encoded, also which filters they went
+    # through.
     own = fragment.schema.fields.get(field.name)
     if own is None:
         return FieldTiles(fragment, field, None)
@@ -152,6 +155,7 @@ async def read_parts(fragment: Fragment, wanted: list[tuple[str, ByteRange]]) ->
                 f"The TileDB fragment at {fragment.folder.shown!r} has lost its file {path!r}. "
                 "If it was vacuumed while it was read, open the array again."
             ) from error
+        # Storages return what is there of a range beyond the end.
         if span.stop is not None and len(data) != span.stop - span.start:
             raise FormatError(
                 f"{path!r} of the TileDB fragment at {fragment.folder.shown!r} is cut off: bytes "
@@ -222,6 +226,7 @@ def _bounds(starts: npt.NDArray[np.uint64], plain: int, field: Field) -> npt.NDA
     """Return where cells begin, and the end, in values; given in bytes."""
     bounds = np.append(starts, np.uint64(plain))
     width = np.uint64(field.dtype.itemsize)
+    # They become slices of the values, and NumPy would cut any of them without an error.
     if bounds[0] != 0 or (bounds[1:] < bounds[:-1]).any() or (bounds % width).any():
         raise FormatError(
             f"A tile of {field.name!r} of a TileDB array is damaged: the offsets of its cells do "

@@ -90,6 +90,7 @@ def decode_footers(data: bytes | memoryview) -> list[FooterPlace]:
     """
     what = "file of consolidated fragment metadata"
     plain = memoryview(decode_generic(data, what))
+    # A generic tile with a count, though TileDB's notes on the format have a bare list.
     cursor = Cursor(plain, what)
     number = cursor.count(cursor.u32(), 16, "fragments")
     entries = [(last_part(cursor.text64()), cursor.u64()) for _ in range(number)]

@@ -94,6 +94,7 @@ def _tree(cursor: Cursor, depth: int) -> Condition:
         raise cursor.damaged("it is nested too deeply")
     if not cursor.flag():
         code = cursor.u8()
+        # A part takes 10 bytes at least: its kind, its combination, and a count.
         number = cursor.count(cursor.u64(), 10, "parts")
         if code not in tuple(Combination) or not number:
             raise cursor.damaged(f"it combines {number} parts by {code}")
@@ -106,6 +107,7 @@ def _tree(cursor: Cursor, depth: int) -> Condition:
     value = cursor.bytes64()
     if operator not in (Operator.IN, Operator.NOT_IN):
         return Comparison(field, operator, value)
+    # Their length in bytes comes first. Where the last value ends is not among them.
     starts = cursor.array("<u8", cursor.u64() // 8).tolist()
     ends = [*starts[1:], len(value)]
     if any(a > b or b > len(value) for a, b in zip(starts, ends, strict=True)):

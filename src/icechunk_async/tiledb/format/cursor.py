@@ -114,6 +114,7 @@ class Cursor:
         Raises:
             FormatError: there are not enough bytes.
         """
+        # Before a list of them is made: 8 bytes can claim 2**64 entries.
         if number * least_bytes > self.remaining:
             raise self.damaged(f"it claims {number} {what} in {self.remaining} bytes")
         return number
@@ -139,4 +140,6 @@ class Cursor:
 
 def text_of(data: bytes | memoryview) -> str:
     """Return bytes as text; bytes that are not UTF-8 become surrogates, one for each."""
+    # Names and text of TileDB may be any bytes. These keep them apart, and become the same bytes
+    # again.
     return bytes(data).decode("utf-8", "surrogateescape")

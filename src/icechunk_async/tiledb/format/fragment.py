@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 _LENGTH_BYTES: Final = 8
+# TileDB's fanout is 10, so 20 levels are enough for 2**64 tiles.
 _MAX_LEVELS: Final = 64
 
 
@@ -105,6 +106,7 @@ def _slots(schema: Schema, version: int, *, times: bool, deletes: bool) -> tuple
     attributes = len(schema.attributes)
     if version < 5:
         return attributes + 1, attributes
+    # The slot for coordinates stays, unused, since coordinates have files of their dimensions.
     number = attributes + 1 + len(schema.dimensions) + times + 2 * deletes
     return number, number
 
@@ -153,11 +155,13 @@ def decode_footer(data: bytes | memoryview, schema: Schema, *, is_exact: bool = 
     is_dense, is_empty = cursor.flag(), cursor.flag()
     # Where there is no box its bytes are there nevertheless, as zeros.
     boxes = tuple(read_range(cursor, it) for it in schema.dimensions)
+    # Of dense fragments these are 0 and the cells of a tile; their tiles follow from the box.
     sparse_tiles, last_cells = cursor.u64(), cursor.u64()
     times = cursor.flag() if version >= 14 else False
     deletes = cursor.flag() if version >= 15 else False
     slots, variable = _slots(schema, version, times=times, deletes=deletes)
 
+    # A list that a version does not have is empty here; `Fragment` asks for the version first.
     def numbers(count: int, since: int = 0) -> Numbers:
         return cursor.array("<u8", count) if version >= since else np.zeros(0, np.uint64)
 
@@ -209,6 +213,7 @@ def _check(cursor: Cursor, footer: Footer, schema: Schema) -> None:
         high: Any = box[1]
         first: Any = it.low
         last: Any = it.high
+        # Written so that a NaN is outside.
         inside = low <= high and (first is None or (first <= low and high <= last))
         if not inside:
             raise cursor.damaged(f"its cells run from {low!r} to {high!r} along {it.name!r}")
@@ -355,6 +360,7 @@ def decode_sums(data: bytes | memoryview, it: Attribute) -> npt.NDArray[Any]:
         FormatError: they are damaged.
     """
     cursor = Cursor(decode_generic(data, "tile sums", exact=False), "tile sums")
+    # TileDB adds up what is of any signed type, times included, as int64.
     found = cursor.array({"i": "<i8", "u": "<u8"}.get(it.dtype.kind, "<f8"), cursor.u64())
     cursor.finish()
     return found
@@ -396,5 +402,7 @@ def dense_tile_box(schema: Schema, non_empty: tuple[Range, ...]) -> tuple[tuple[
         low: Any = box[0]
         high: Any = box[1]
         extent: Any = it.extent
+        # Coordinates 7 to 12 of a domain from 1 on, with tiles of 4: (7 - 1) // 4 = 1 to (12 - 1)
+        # // 4 = 2, so [1, 3).
         found.append(((low - first) // extent, (high - first) // extent + 1))
     return tuple(found)

@@ -75,6 +75,7 @@ def decode_metadata(data: bytes | memoryview) -> dict[str, MetadataValue | None]
             found[key] = None
             continue
         datatype = datatype_of(cursor.u8())
+        # A count of zero is an empty value, which is not a deleted one.
         size = cursor.u32() * stored_dtype(datatype).itemsize
         found[key] = MetadataValue(datatype, bytes(cursor.take(size)))
     return found

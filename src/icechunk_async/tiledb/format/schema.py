@@ -198,6 +198,7 @@ class Schema:
         """Return how the values of a field are encoded in fragments of a version."""
         filters = it.filters
         if isinstance(it, Dimension) and not filters:
+            # Schemas have a list of filters for all coordinates, which dimensions without any take.
             filters = self.coords_filters
         return TileForm(filters, it.datatype, it.cell_bytes, version, it.is_variable)
 
@@ -315,6 +316,7 @@ def decode_schema(data: bytes | memoryview) -> Schema:
 def _check(schema: Schema, cursor: Cursor) -> None:
     """Raise `FormatError` if parts of a schema contradict each other."""
     count = len(schema.dimensions) + len(schema.attributes)
+    # Names are keys of `fields`: a second field of a name would hide the first one, and its slot.
     if not schema.dimensions or len(schema.fields) != count:
         raise cursor.damaged("it has no dimensions, or two fields of one name")
     if any(it.dimension >= len(schema.dimensions) for it in schema.labels):
@@ -326,6 +328,7 @@ def _check(schema: Schema, cursor: Cursor) -> None:
     if schema.cell_order is Layout.HILBERT:
         raise cursor.damaged("a dense array has cells in Hilbert order")
     for it in schema.dimensions:
+        # Tiles of a dense array are counted from the beginning of the domain in whole numbers.
         if it.is_variable or it.dtype.kind not in "iu" or it.extent is None or it.values != 1:
             raise cursor.damaged(f"a dense array cannot have the dimension {it.name!r}")
 
@@ -355,6 +358,7 @@ def _dimension(cursor: Cursor, version: int, common: Datatype | None) -> Dimensi
         if values != 1 or size != 2 * dtype.itemsize:
             raise cursor.damaged(f"the domain of {name!r} takes {size} bytes")
         low, high = cursor.array(dtype, 2).tolist()
+        # So that a NaN is refused, too.
         if not low <= high:
             raise cursor.damaged(f"the domain of {name!r} runs from {low} to {high}")
     if not cursor.flag():

@@ -41,6 +41,8 @@ _MAX_RATIO: Final = 2000
 _FLOOR_BYTES: Final = 64 << 20
 _MAX_GENERIC_RATIO: Final = 1100
 """Deflate, with which generic tiles are compressed, does not exceed 1032 to 1."""
+# Streams between two filters may be larger than the values: float scale stores a float32 in up to 8
+# bytes, and shuffles and windows add their metadata.
 _SLACK: Final = 16
 _SLACK_BYTES: Final = 1 << 20
 
@@ -115,6 +117,7 @@ class TileForm:
         parts: list[memoryview] = []
         offsets: list[npt.NDArray[np.uint64]] = []
         total, left_cells = 0, cells
+        # Each chunk counts its offsets from its own beginning.
         for size, meta, data in _chunks(memoryview(tile), plain):
             limit = size * _SLACK + _SLACK_BYTES
             meta_left, left = self._undo(self.filters[1:], self._types[1:], meta, data, limit)
@@ -147,6 +150,7 @@ class TileForm:
     def _chunk(self, size: int, meta: memoryview, data: memoryview) -> memoryview:
         limit = size * _SLACK + _SLACK_BYTES
         rest, found = self._undo(self.filters, self._types, meta, data, limit)
+        # A filter that read too little would leave the metadata of the one before it to be misread.
         if len(rest):
             raise _damaged(f"{len(rest)} bytes of its filters' metadata are left")
         if len(found) != size:

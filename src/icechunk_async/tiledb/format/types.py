@@ -182,6 +182,7 @@ def default_fill(datatype: Datatype) -> bytes:
     dtype = stored_dtype(datatype)
     if datatype in (Datatype.FLOAT32, Datatype.FLOAT64):
         return np.array(np.nan, dtype).tobytes()
+    # `char` is a signed byte to TileDB: its fill value is 0x80.
     if datatype is Datatype.CHAR or dtype.kind == "i":
         return np.array(np.iinfo(dtype).min, dtype).tobytes()
     if datatype in (Datatype.UINT8, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64):

@@ -76,6 +76,7 @@ class TileDBCodec(ArrayBytesCodec):
             raise FormatError(
                 f"{given!r:.200} does not configure the codec {CODEC_NAME!r}: {error!r:.100}."
             ) from error
+        # Metadata of arrays is untrusted as well: a codec is made of it before any chunk is read.
         if version not in VERSIONS or not isinstance(values, int) or not 0 < values < _MAX_VALUES:
             raise FormatError(
                 f"The codec {CODEC_NAME!r} has the version {version!r:.50} and {values!r:.50} "
@@ -132,6 +133,7 @@ class TileDBCodec(ArrayBytesCodec):
         Raises:
             FormatError: it is damaged.
         """
+        # Zarr's buffers need not be of one piece.
         data = memoryview(np.ascontiguousarray(chunk_bytes.as_numpy_array())).cast("B")
         found = self._plain(data, math.prod(chunk_spec.shape) * self._dtype.itemsize)
         values: npt.NDArray[Any] = found.view(self._dtype).reshape(chunk_spec.shape)

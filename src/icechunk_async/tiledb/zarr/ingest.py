@@ -121,6 +121,7 @@ async def ingest_array(
             )
         session = await repository.writable_session(branch)
         known = await _record_at(session, place)
+        # A group of another array is not replaced: writing will find it there, and refuse.
         if known is not None and known.url != url:
             known = None
         newest = _Record(url, times[-1], _digest(array, attributes))
@@ -133,10 +134,13 @@ async def ingest_array(
         for end in wanted:
             seen = array
             if end != times[-1]:  # the newest is what was opened, with its schema
+                # With the listing of the newest state: fragments that are vacuumed meanwhile are an
+                # error, not a snapshot without them.
                 seen = await TileDBArray.load(array.folder, Window(0, end), array.directory)
             names = _names_at(seen, attributes)
             if names is not None and not names:
                 continue
+            # A session ends with its commit.
             if found:
                 session = await repository.writable_session(branch)
             tiles = await write_virtual_array(
@@ -150,6 +154,7 @@ async def ingest_array(
                 validate_containers=validate_containers,
             )
             record = _Record(url, end, _digest(seen, names))
+            # In the same commit as the chunks, so that the record is never of others.
             await _set_record(session, place, record)
             snapshot = await session.commit(_message(url, end), {"tiledb": record.to_json()})
             found.append(IngestedArray(snapshot, end, tiles.referenced, tiles.copied))

@@ -69,6 +69,7 @@ _LITERAL: Final = "/!$&'()*+,;=:@~"
 """Characters that are literal in the path of a URL, besides letters, digits and ``-._``."""
 _MOST_CELLS: Final = (1 << 63) - 1
 _MOST_CHUNKS: Final = 1 << 32
+# Coordinates are written as values, of 8 bytes mostly: up to 128 MiB.
 _MOST_COORDINATES: Final = 1 << 24
 _COORDINATES_A_CHUNK: Final = 1 << 18
 _AT_ONCE: Final = 16
@@ -291,6 +292,7 @@ def _check_attribute(it: Attribute, *, copy: bool, validity: bool) -> None:
         advice = _BY_COPY.format("strings" if is_string(it) else "bytes")
     elif is_string(it) and not _is_valid_text(it.fill):
         why = f"its fill value {it.fill!r:.100} is not valid UTF-8"
+    # Zarr has one fill value for all elements of an array.
     elif not is_copied(it) and it.values > 1 and len(set(_fills(it))) > 1:
         why = "its fill value has different parts"
     if why is not None:
@@ -342,6 +344,7 @@ def _attributes_of(it: Attribute, enumeration: Enumeration | None) -> dict[str, 
         "is_ordered": enumeration.is_ordered,
         **({"values": cast("JSON", items)} if is_plain else {}),
     }
+    # CF separates meanings by spaces, so each has to be a word.
     words = [value for value in items if isinstance(value, str) and _WORD.fullmatch(value)]
     if is_plain and words == items and words:
         found["flag_values"] = list(range(len(items)))
@@ -389,6 +392,7 @@ async def _variable(
     }
     form = _form(grid.schema, attribute, grid.schema.version, is_validity=is_validity)
     if forms:
+        # An array of Zarr has one codec. The newest form, since later writes will have it.
         form = forms[max(forms)]
     odd = frozenset(number for number, it in forms.items() if not _is_alike(it, form))
     for number in odd:
@@ -423,6 +427,8 @@ def _plan(grid: DenseGrid, variables: Sequence[_Variable]) -> _Plan:
     for tile in sorted(touched):
         target = overlap(grid.cells_of(tile), domain)
         sources = grid.sources(tile, domain)
+        # One fragment with all cells of the tile. If it had a part only, the rest of what is stored
+        # would be zeros, and the cells there belong to older fragments or are fill values.
         if len(sources) == 1 and sources[0].box == target:
             found.whole.append((tile, sources[0].fragment))
         elif sources:
@@ -472,6 +478,7 @@ def _columns(
     numbers = sorted({number for _, number in rows})
     codes = {number: code for code, number in enumerate(numbers)}
     urls = [locate(grid.fragments[number], it.file_of(number)) for number in numbers]
+    # The values of a cell are a last dimension with one chunk.
     rank = len(grid.shape) + (it.values > 1)
     coords = np.zeros((len(rows), rank), np.uint32)
     offsets, lengths = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint64)
@@ -605,6 +612,8 @@ async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) ->
     else:
         rank = len(grid.shape)
         order = (*range(rank - 1, -1, -1), *range(rank, len(shape)))
+        # Bytes of such a tile are the row-major ones of the reversed shape. Only the dimensions are
+        # turned: the values of a cell follow one another in both orders.
         is_turned = grid.schema.cell_order is Layout.COL_MAJOR and rank > 1
         number = zarr_dtype(it.datatype)
         stored = {
@@ -641,6 +650,8 @@ async def _copy_tile(
         convert = strings if is_string(it.attribute) else byte_strings
         values = await anyio.to_thread.run_sync(convert, cells, it.fill)
     else:
+        # The chunk is in Zarr's own form, see `TileDBCodec`: filters are undone here, and not
+        # applied again.
         values = flags if it.is_validity and flags is not None else cells.values
     values = values.reshape(shape).astype(made.dtype, copy=False)
     await made.setitem(tuple(slice(*it) for it in box), values)

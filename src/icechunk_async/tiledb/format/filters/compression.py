@@ -75,6 +75,7 @@ def decompress(
     cursor = Cursor(meta, f"{code.name} metadata")
     parts, values = cursor.u32(), cursor.u32()
     total = cursor.count(parts + values, 8, "pieces")
+    # As int64: the sum of sizes of 32 bits does not fit 32 bits.
     sizes = cursor.array("<u4", 2 * total).reshape(total, 2).astype(np.int64)
     if cursor.remaining:
         raise cursor.damaged("bytes follow the sizes of its pieces")
@@ -135,6 +136,7 @@ def _undo_of(
 
 def _gzip(piece: memoryview, plain: int) -> memoryview:
     """Decompress a zlib stream (RFC 1950)."""
+    # Not `zlib.decompress`, which makes all of a stream however long it is.
     stream = zlib.decompressobj()
     try:
         # A byte more than there should be shows that a stream is longer, without all of it.
@@ -168,6 +170,7 @@ def decompress_zstd(piece: memoryview, plain: int) -> memoryview:
             raise _damaged(FilterCode.ZSTD, f"a frame claims {declared} bytes and not {plain}")
         if not plain:
             return memoryview(b"")
+        # Frames without a declared size are cut by this limit.
         found = _contexts.zstd.decompress(piece, max_output_size=plain)
     except (zstandard.ZstdError, MemoryError) as error:
         raise _damaged(FilterCode.ZSTD, str(error)) from error
@@ -257,6 +260,7 @@ def _signed_fields(cursor: Cursor, bits: int, number: int) -> npt.NDArray[np.int
     if bits > _MOST_BITS - 1:
         raise cursor.damaged(f"its differences have {bits} bits")
     width = bits + 1
+    # Three fields of 1 + 4 bits: the first from bit 63 down to 59, of which 63 is the sign.
     words = cursor.array("<u8", -(-number * width // 64))
     places = np.arange(number, dtype=np.int64) * width
     index = places >> 6
@@ -265,6 +269,7 @@ def _signed_fields(cursor: Cursor, bits: int, number: int) -> npt.NDArray[np.int
     # Some fields continue in the next word. A shift by 64 is undefined, so it is done in two.
     beyond = np.minimum(index + 1, len(words) - 1)
     found |= (words[beyond] >> np.uint64(1)) >> (np.uint64(63) - shift)
+    # Each field stood at the top of its word; what came behind it goes.
     found >>= np.uint64(64 - width)
     sizes = (found & np.uint64((1 << bits) - 1)).astype(np.int64)
     signed: npt.NDArray[np.int64] = np.where(found >> np.uint64(bits) != 0, -sizes, sizes)
@@ -273,6 +278,7 @@ def _signed_fields(cursor: Cursor, bits: int, number: int) -> npt.NDArray[np.int
 
 def running_sum(values: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[Any]:
     """Return sums of integers along an axis, which wrap at the width of their type."""
+    # Unsigned, as sums of signed integers that overflow are undefined in C.
     unsigned = values.view(f"<u{values.dtype.itemsize}")
     sums = np.cumsum(unsigned, axis=axis, dtype=unsigned.dtype)
     return sums.view(values.dtype)

@@ -68,6 +68,7 @@ def unreduce_widths(
         table = _gather(source, starts[rows], int(stored[rows[0]]))
         if width:
             small = np.dtype(f"<{dtype.kind}{width // 8}")
+            # Signed types have signed differences, so the small type has the kind of the large one.
             values = table.view(small).astype(dtype) + windows["base"][rows][:, None]
             table = values.view(np.uint8)
         _scatter(found, places[rows], table.reshape(len(rows), size))
@@ -93,6 +94,7 @@ def unsum(
     starts = _before(sizes)
     for rows in _alike(sizes, sizes):
         table = _gather(source, starts[rows], int(sizes[rows[0]])).view(dtype)
+        # A window begins with the difference to its base, so the base is added to all of its sums.
         values = running_sum(table, axis=1) + windows["base"][rows][:, None]
         _scatter(found, starts[rows], values.view(np.uint8))
     return cursor.rest(), memoryview(found)
@@ -117,6 +119,7 @@ def unxor(meta: memoryview, data: memoryview, width: int) -> tuple[memoryview, m
     source = np.frombuffer(data, f"<u{width}")
     found = np.empty_like(source)
     at = 0
+    # Each part begins anew with a whole value.
     for length in lengths:
         end = at + length // width
         np.bitwise_xor.accumulate(source[at:end], out=found[at:end])

@@ -174,6 +174,7 @@ def input_types(filters: Filters, datatype: Datatype) -> tuple[Datatype, ...]:
             case FilterCode.FLOAT_SCALE:
                 found.append(_check(it, datatype, floats=True))
                 datatype = _SIGNED[it.byte_width]
+            # Floats become integers of their width here, and the filters after it work on these.
             case FilterCode.XOR:
                 found.append(datatype)
                 datatype = _SIGNED[stored_dtype(datatype).itemsize]

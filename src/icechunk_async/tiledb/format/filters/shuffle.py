@@ -20,6 +20,7 @@ __all__ = ["unshuffle_bits", "unshuffle_bytes"]
 _HEAD: Final = struct.Struct("<BBBBIII")
 _BLOSC_VERSION: Final = 2
 _CODEC_VERSION: Final = 1
+# Blosc would expect a block of shuffled bytes as one stream for each byte of a value.
 _BYTES, _BITS, _DO_NOT_SPLIT = 0x01, 0x04, 0x10
 _BIT_BLOCK_BYTES: Final = 8192
 """Bits are shuffled in blocks of this size, the default of the library bitshuffle."""
@@ -79,6 +80,7 @@ def _parts(meta: memoryview, data: memoryview) -> tuple[memoryview, list[memoryv
 
 
 def _undo_bytes(part: memoryview, width: int) -> memoryview:
+    # The writer copied trailing bytes that are no value.
     whole = len(part) - len(part) % width
     if width == 1 or not whole:
         return part
@@ -99,6 +101,7 @@ def _undo_bits(part: memoryview, width: int) -> memoryview:
 def _unblosc(part: memoryview, width: int, flag: int, block: int) -> memoryview:
     """Unshuffle a part as the single content of a container of Blosc, in blocks."""
     size = len(part)
+    # Bytes are shuffled over a whole part, bits in blocks of 8192 bytes.
     block = min(block, size)
     whole, last = divmod(size, block)
     count = whole + bool(last)

@@ -82,6 +82,7 @@ def unfold_strings(
     if len(numbers) != count:
         raise cursor.damaged(f"it has {len(numbers)} strings, not {count}")
     lengths = np.array([len(it) for it in strings], np.int64)
+    # Checked before the strings are joined: runs and entries repeat, so few bytes may claim many.
     each = lengths[numbers] if count else np.zeros(0, np.int64)
     if int(each.sum()) != plain:
         raise cursor.damaged(f"its strings have {int(each.sum())} bytes, not {plain}")
