@@ -99,7 +99,7 @@ class ArrayChanges:
         """Set or delete many chunks; of rows with equal coordinates the last one counts.
 
         Cost: in all, the logarithm of the number of calls for each chunk: blocks are joined when
-        the newer has grown as large as the older, so there are never many.
+        the newer has grown as large as the older, so there are few.
         """
         if len(refs) == 0:
             return
@@ -197,7 +197,8 @@ class ArrayChanges:
         """Add the newest block."""
         # Blocks get shorter from the oldest to the newest, as in a binary counter: after 4n, 2n and
         # n rows another n make one block of 8n. So each row of equal batches is sorted a
-        # logarithmic number of times.
+        # logarithmic number of times. Batches of ever fewer rows stay apart, which lookups pay for:
+        # n rows are in at most sqrt(2n) blocks.
         while self._blocks and len(self._blocks[-1]) <= len(block):
             block = ChunkRefs.concat([self._blocks.pop(), block]).sort()
         self._blocks.append(block)
