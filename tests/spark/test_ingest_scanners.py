@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError, InvalidMetadataError
+from icechunk_async.spark.ingest import hdf5
 from icechunk_async.spark.ingest.grib import Message, grid_of, read_index
 from icechunk_async.spark.ingest.hdf5 import scan_hdf5
 from icechunk_async.spark.ingest.plan import to_units
@@ -155,6 +156,9 @@ def test_attributes_needed_for_decoding_are_kept(tmp_path: Path) -> None:
         (lambda f: f.create_dataset("x", data=np.zeros(3, [("a", "i4"), ("b", "f8")])), "of type"),
         (lambda f: f.create_dataset("x", data=h5py.Empty("f4")), "null dataspace"),  # type: ignore[attr-defined]
         (lambda f: f.create_dataset("x", (9,), "f4", external=[("raw", 0, 36)]), "other files"),
+        (lambda f: f.update(x=h5py.ExternalLink("other.h5", "/y")), "another file"),
+        (lambda f: f.update(x=f["/"]), "a group that it is in"),
+        (lambda f: f.update(x=h5py.SoftLink("/")), "a group that it is in"),
     ],
 )
 def test_unsupported_arrays_are_refused_with_a_reason(
@@ -168,6 +172,30 @@ def test_unsupported_arrays_are_refused_with_a_reason(
     with pytest.raises((InvalidInputError, InvalidMetadataError), match=words):
         scan(path)
     assert set(scan(path, skip=["x"]).arrays) == {"good"}
+
+
+def test_links_within_a_file_are_followed_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten groups, each with two links to the next, are a thousand paths."""
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["nothing"] = h5py.SoftLink("/missing")
+        file["group/array"] = np.zeros(3)
+        file["again"] = h5py.SoftLink("/group")
+    found = scan(path)
+    assert set(found.arrays) == {"group/array", "again/array"}
+    assert found.arrays["again/array"].places.offsets == found.arrays["group/array"].places.offsets
+    with h5py.File(path, "a") as file:
+        below = file.create_group("last")
+        for number in range(10):
+            above = file.create_group(f"part{number}")
+            above["a"] = above["b"] = below
+            below = above
+    monkeypatch.setattr(hdf5, "_MOST_NODES", 1000)
+    with pytest.raises(InvalidInputError, match=r"more than 1,000 .*skip="):
+        scan(path)
+    assert len(scan(path, skip=[f"part{it}" for it in range(5, 10)]).groups) < 200
 
 
 def test_a_remote_file_reads_any_part(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ _INTERNAL: Final = frozenset(
 _CONTIGUOUS: Final = 1
 _CHUNKED: Final = 2
 """Layouts of HDF5's own header."""
+# A few links can show one group in any number of places: ten groups with two links each to the next
+# are a thousand paths.
+_MOST_NODES: Final = 100_000
 # By the numbers that the filter stores.
 _BLOSC: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _REFUSED: Final = {
@@ -86,19 +89,27 @@ def scan_hdf5(
         # HDF5 counts offsets from the end of that block, and references from the start of the file.
         if opened.userblock_size:
             raise InvalidInputError(f"{url!r} has a user block, so its offsets are not known.")
-        waiting: list[tuple[str, Any]] = [("", opened)]
+        waiting: list[tuple[str, Any, tuple[Any, ...]]] = [("", opened, ())]
         while waiting:
-            path, group = waiting.pop()
+            path, group, above = waiting.pop()
+            if group in above:
+                raise _refused(path, "it is a link to a group that it is in")
             groups[path] = _attributes(group)
             # For each group, as the library of NetCDF does: dimensions of equal length are one
             # within it.
             unnamed: dict[int, str] = {}
-            for name, item in group.items():
+            for name in group:
                 below = f"{path}/{name}".strip("/")
                 if below in left_out:
                     continue
+                if len(groups) + len(waiting) + len(arrays) > _MOST_NODES:
+                    raise InvalidInputError(
+                        f"{url!r} has more than {_MOST_NODES:,} groups and arrays, or links that "
+                        "show some of them in many places. Leave the links out with skip=."
+                    )
+                item = _opened(below, group, name)
                 if hasattr(item, "items"):
-                    waiting.append((below, item))
+                    waiting.append((below, item, (*above, group)))
                 elif hasattr(item, "shape") and not _is_only_dimension(item):
                     arrays[below] = _array(below, item, unnamed, concat_dim)
     return Scanned(groups, arrays, (url,), (state,))
@@ -113,6 +124,19 @@ def _h5py() -> Any:
             "pip install h5py",
             module=error.name,
         ) from error
+
+
+def _opened(path: str, group: Any, name: str) -> Any:
+    """Return a member of a group; None for a link to nothing.
+
+    Raises:
+        InvalidInputError: it is in another file.
+    """
+    # h5py opens no second file beside one that Python reads, and returns None: the data would be
+    # missing without a word.
+    if isinstance(group.get(name, getlink=True), _h5py().ExternalLink):
+        raise _refused(path, "it is a link to another file")
+    return group.get(name)
 
 
 def _is_only_dimension(dataset: Any) -> bool:
@@ -279,6 +303,6 @@ def _plain(value: Any) -> Any:
 
 def _refused(path: str, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"The array {path!r} cannot be referred to: {why}. Leave it out with skip=[{path!r}], or "
-        "copy its data."
+        f"{path!r} cannot be referred to: {why}. Leave it out with skip=[{path!r}], or copy its "
+        "data."
     )
