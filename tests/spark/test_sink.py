@@ -316,6 +316,20 @@ def test_batch_is_recognised_under_later_commits(place: str, writer: StreamWrite
     assert read(place) == ([0, 10, 20, 30], [1, 1, 5, 5])
 
 
+def test_batch_with_a_task_that_did_not_answer_is_never_taken_for_empty_or_another(
+    place: str, writer: StreamWriter
+) -> None:
+    """Spark would count it as written, and its rows would be lost."""
+    for answered in ([write(writer, 1, [])], []):
+        with pytest.raises(IncompleteWriteError, match="1 of"):
+            writer.commit([None, *answered], 0)
+    messages = [write(writer, 0, [20]), write(writer, 1, [30])]
+    writer.commit(messages, 0)
+    with pytest.raises(IncompleteWriteError):
+        writer.commit([messages[0], None], 0)
+    assert read(place)[0] == [0, 10, 20, 30]
+
+
 def test_only_one_of_two_drivers_writes_the_batch(place: str, writer: StreamWriter) -> None:
     """One that was believed dead has written it as well."""
     both = [[write(writer, 0, [20])] for _ in range(2)]

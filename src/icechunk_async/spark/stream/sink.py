@@ -22,7 +22,7 @@ from icechunk_async.errors import (
     InvalidInputError,
 )
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.write.commit import commit_rows
+from icechunk_async.spark.write.commit import check_complete, commit_rows
 from icechunk_async.spark.write.cooperative import Transaction, published_version
 from icechunk_async.spark.write.plan import WritePlan, check_types
 from icechunk_async.spark.write.task import RowsWritten, write_batches
@@ -143,11 +143,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         the arrays.
 
         Raises:
+            IncompleteWriteError: a task did not answer. Nothing was published.
             CheckpointLostError: the branch has a later batch of this name, or another one of this
                 number.
             ConflictError: another writer changed the same, or the option `rebase` refuses any
                 other commit. Nothing was published; a restarted query tries the batch again.
         """
+        # First: rows of a task that did not answer are in no mark, and the others may have none.
+        check_complete(messages)
         written = [it for it in messages if isinstance(it, BatchWritten)]
         plans = [it.plan for it in written]
         mark = sum((it.mark for it in written), BatchMark())

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     type Ints = npt.NDArray[np.int64]
     type Arrays = dict[str, zarr.Array[Any]]
 
-__all__ = ["LATE_ROWS", "commit_rows"]
+__all__ = ["LATE_ROWS", "check_complete", "commit_rows"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,16 +76,8 @@ def commit_rows(
 
     Cost: reads, joins and writes each chunk of which several tasks had rows.
     """
-    # Spark's messages may contain None.
-    written = [it for it in messages if isinstance(it, RowsWritten)]
-    if len(written) < len(messages):
-        raise IncompleteWriteError(
-            f"{len(messages) - len(written)} of {len(messages)} tasks did not answer. Nothing was "
-            "published; write again.",
-            missing=[at for at, it in enumerate(messages) if it is None],
-            repeated=[],
-        )
-    written = numbered(written)
+    check_complete(messages)
+    written = numbered([it for it in messages if isinstance(it, RowsWritten)])
     target = plan.target
     if target is None or plan.write.is_done(transaction):
         return None
@@ -129,6 +121,22 @@ def commit_rows(
         # Also dimensions without an array: another writer may have created one.
         unchanged=[plan.options.path_of(axis.name) for axis in target.axes],
     )
+
+
+def check_complete(messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Check that all tasks answered: Spark's message of one that failed is None.
+
+    Raises:
+        IncompleteWriteError: one did not.
+    """
+    missing = [at for at, it in enumerate(messages) if it is None]
+    if missing:
+        raise IncompleteWriteError(
+            f"{len(missing)} of {len(messages)} tasks did not answer. Nothing was published; write "
+            "again.",
+            missing=missing,
+            repeated=[],
+        )
 
 
 def _joiner(plan: WritePlan, written: Sequence[RowsWritten]) -> tuple[Joiner | None, Any]:

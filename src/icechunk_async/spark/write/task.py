@@ -56,7 +56,6 @@ class RowsWritten(WriterCommitMessage):
         parts: the chunks that it wrote, and rows of chunks that it hands over.
         rows: how many rows it wrote, or handed over.
         late: how many rows had coordinates that the appended dimension had already.
-        length: the length that its rows need along the appended dimension, or 0.
         refusal: why its rows cannot be written, if the batch may turn out to be written already.
         appended: places and coordinates along the appended dimension, as the rows gave them.
     """
@@ -65,7 +64,6 @@ class RowsWritten(WriterCommitMessage):
     parts: Parts
     rows: int = 0
     late: int = 0
-    length: int = 0
     refusal: IcechunkError | None = None
     appended: tuple[Ints, npt.NDArray[Any]] | None = None
 
@@ -141,7 +139,6 @@ def write_batches(
         parts.finish(sorted(assembly.whole)),
         rows=rows.count,
         late=rows.late,
-        length=rows.length,
         appended=None if appended is None else appended.columns(),
     )
 
@@ -152,7 +149,6 @@ class _Rows:
     def __init__(self, plan: WritePlan, target: WriteTarget) -> None:
         self.count = 0
         self.late = 0
-        self.length = 0
         self._target = target
         self._late_rows = plan.options.late_rows
         self._finders = [it.finder() for it in target.axes]
@@ -178,9 +174,6 @@ class _Rows:
                     batch = batch.filter(pa.array(~late))
                     given = [it[~late] for it in given]
                     places = [it[~late] for it in places]
-            if batch.num_rows:
-                # Of the rows that stay: one that is dropped must not make the arrays longer.
-                self.length = max(self.length, int(places[at].max()) + 1)
         self.count += batch.num_rows
         return places, given, batch
 
