@@ -266,6 +266,23 @@ def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: 
 
 
 @pytest.mark.only_spark
+@pytest.mark.parametrize("own", [True, False])
+def test_job_group_of_the_caller_stays(spark: SparkSession, repo: Repository, own: bool) -> None:  # noqa: FBT001
+    """Else `cancelJobGroup` would not reach what the caller runs afterwards."""
+    context = spark.sparkContext
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = [None, None, None]
+    if own:
+        before = ["nightly", "the nightly jobs", "true"]
+        context.setJobGroup("nightly", "the nightly jobs", interruptOnCancel=True)
+    try:
+        storage_statistics(spark, repo)
+        assert [context.getLocalProperty(it) for it in names] == before
+    finally:
+        for name in names:
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
 def test_each_task_receives_its_own_part_and_nothing_of_the_others(
     spark: SparkSession, repository: Repository, tmp_path: Path
 ) -> None:

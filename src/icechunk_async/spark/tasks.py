@@ -78,6 +78,8 @@ _MERGING: Final = 200
 _RESULT_SIZE: Final = "spark.driver.maxResultSize"
 _SIZE: Final = re.compile(r"(\d+)([kmgtp]?)b?")
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+_OF_GROUPS: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+"""Local properties that `SparkContext.setJobGroup` sets."""
 _TYPES: Final = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -330,6 +332,8 @@ def _watched(
     except Exception:  # noqa: BLE001 -- Spark Connect has no context, so no progress in between
         yield
     else:
+        # Users name the jobs of a thread as well, to cancel them: theirs comes back afterwards.
+        before = {name: context.getLocalProperty(name) for name in _OF_GROUPS}
         group = f"icechunk-async-{uuid4()}"
         context.setJobGroup(group, f"{phase} ({total})")
         ended = threading.Event()
@@ -344,8 +348,8 @@ def _watched(
             ended.set()
             watcher.join()
             # Spark has no call that removes a job group; later jobs would inherit it.
-            for name in ("spark.jobGroup.id", "spark.job.description"):
-                context.setLocalProperty(name, None)
+            for name, value in before.items():
+                context.setLocalProperty(name, value)
     tell(Progress(phase, total, total))
 
 
