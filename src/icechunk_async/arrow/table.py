@@ -93,7 +93,7 @@ def path_of(source: GroupSource, name: str) -> str:
 
 
 def arrays_of(source: GroupSource) -> dict[str, Any]:
-    """Return the Zarr arrays of a group, by name.
+    """Return the Zarr arrays of a group, by name and in the order of names.
 
     Raises:
         NodeNotFoundError: there is no such group.
@@ -107,7 +107,9 @@ def arrays_of(source: GroupSource) -> dict[str, Any]:
             "one with 'group'.",
             path=source.group,
         ) from None
-    return dict(group.arrays())
+    # Zarr hands them over as their documents arrive. Names of dimensions depend on the order
+    # (`unique_dims`), and must be the same in each process that reads a part of one table.
+    return dict(sorted(group.arrays()))
 
 
 def open_group(source: GroupSource) -> xarray.Dataset:
@@ -221,8 +223,7 @@ def unique_dims(
             times[dim] += 1
             if times[dim] > 1:
                 dim = _free(f"{dim}_{times[dim]}", taken)
-            # The first array keeps the name, in the order of the group, which is that of paths: the
-            # same in each process.
+            # The first array keeps the name, in the order that is given.
             if lengths.setdefault(dim, length) != length:
                 dim = f"{name}_{dim}"
                 lengths[dim] = length
@@ -417,7 +418,9 @@ def table_shape(
         InvalidInputError: there is no such array, arrays do not share their dimensions, or one
             has a type without a column type.
     """
-    names = [str(it) for it in dataset.variables]
+    # In the order of names, not in that of the dataset, which is as documents arrived: rows are
+    # divided in one process and read in others, by the dimensions of the first array.
+    names = sorted(map(str, dataset.variables))
     if not names:
         raise InvalidInputError(
             "The group has no arrays. Name one that has with 'group'; the table 'nodes' lists all."
@@ -428,7 +431,7 @@ def table_shape(
                 f"'arrays' names {name!r}, but the group has {', '.join(names)}."
             )
     coordinates = {str(it) for it in dataset.coords}
-    data = [str(it) for it in dataset.data_vars]
+    data = sorted(map(str, dataset.data_vars))
     if arrays is not None:
         data = [it for it in arrays if it not in coordinates]
     else:
@@ -454,18 +457,18 @@ def table_kinds(dataset: xarray.Dataset) -> dict[tuple[str, ...], tuple[str, ...
     Arrays of types without a column are left out.
     """
     kinds: dict[frozenset[str], list[str]] = {}
-    for name in map(str, dataset.data_vars):
+    for name in sorted(map(str, dataset.data_vars)):
         if _has_type(dataset, name):
             kinds.setdefault(frozenset(_dims(dataset, name)), []).append(name)
     if not kinds:
-        kinds = {frozenset(_dims(dataset, it)): [it] for it in map(str, dataset.coords)}
+        kinds = {frozenset(_dims(dataset, it)): [it] for it in sorted(map(str, dataset.coords))}
     ordered = sorted(kinds.values(), key=lambda it: -len(_dims(dataset, it[0])))
     found: dict[tuple[str, ...], tuple[str, ...]] = {}
     for names in ordered:
         dims = _dims(dataset, names[0])
         also = [
             it
-            for it in map(str, dataset.coords)
+            for it in sorted(map(str, dataset.coords))
             if it not in {*dims, *names} and set(_dims(dataset, it)) <= set(dims)
         ]
         found[dims] = (*names, *(it for it in also if _has_type(dataset, it)))

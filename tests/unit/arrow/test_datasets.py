@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import os
 import pickle
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 import xarray
+import zarr
 
 from icechunk_async import arrow
 from icechunk_async.arrow import rows
@@ -25,6 +27,7 @@ from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFound
 from icechunk_async.sync import InvalidInputError as InputErrorOfSync
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
+from icechunk_async.sync.store import IcechunkStore
 from icechunk_async.sync.xarray import open_dataset, to_icechunk
 from tests.unit.arrow.queries import (
     keep_only,
@@ -531,3 +534,35 @@ def test_arguments_that_contradict_each_other_are_refused(repository: Repository
         arrow.dataset(repository, "other")
     with pytest.raises(NotFoundError, match="'mani' is not a branch"):
         arrow.dataset(repository, ref="mani")
+
+
+@pytest.mark.parametrize("lengths", [(2, 3), (2, 2)], ids=["two tables", "one table"])
+def test_dimensions_do_not_depend_on_which_document_arrives_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int]
+) -> None:
+    """Rows are divided in one process, and read in others."""
+    repository = Repository.create(local_filesystem_storage(str(tmp_path)))
+    session = repository.writable_session("main")
+    group = zarr.create_group(session.store)
+    group.create_array("a", shape=(2, 2), dtype="i4", dimension_names=["t", "x"])
+    group.create_array("b", shape=lengths, dtype="i4", dimension_names=["x", "t"])
+    session.commit("Two arrays")
+
+    def found() -> list[list[str]]:
+        named = [arrow.dataset(repository, arrays=[it]).schema.names for it in ("a", "b")]
+        if lengths == (2, 2):
+            named.append(arrow.dataset(repository).schema.names)
+        return named
+
+    expected = found()
+    assert expected[0] == ["t", "x", "a"]
+    own = IcechunkStore.get
+
+    async def get(self: IcechunkStore, key: str, *args: Any, **options: Any) -> Any:
+        # Documents are in memory, so that others arrive in the next turns of the loop.
+        for _ in range(50 if key == "a/zarr.json" else 0):
+            await asyncio.sleep(0)
+        return await own(self, key, *args, **options)
+
+    monkeypatch.setattr(IcechunkStore, "get", get)
+    assert found() == expected
