@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async._runtime.blocking.portal import run
@@ -26,6 +27,8 @@ from icechunk_async.urls import SCHEMES, IcechunkURL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
+
+    from zarr.abc.store import ByteRequest
 
     from icechunk_async.session import AnySession
     from icechunk_async.sync.session import Session
@@ -150,18 +153,19 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
-        """Return the bytes of a key, or a part of them."""
+        """Return the bytes of a key, or a part of them, as a slice does; reads that part alone."""
         del kwargs
         path = self._strip_protocol(path)
+        wanted = _request(start, end)
 
         async def read(session: AnySession) -> bytes | None:
-            value = await session.store.get(path, default_buffer_prototype())
+            value = await session.store.get(path, default_buffer_prototype(), wanted)
             return None if value is None else value.to_bytes()
 
         data = self._ask(read)
         if data is None:
             raise FileNotFoundError(errno.ENOENT, "There is no such key", path)
-        return data[start:end]
+        return data if wanted is not None else data[start:end]
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> io.BytesIO:
         del kwargs
@@ -170,3 +174,14 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
                 errno.EROFS, "Files of a snapshot cannot be written; commit with a session"
             )
         return io.BytesIO(self.cat_file(path))
+
+
+def _request(start: int | None, end: int | None) -> ByteRequest | None:
+    """Return what to ask Zarr for to get a slice; None for all of the bytes, to be sliced."""
+    first = start or 0
+    if end is not None:
+        # Counted from the end, places are not known before the number of bytes is.
+        return RangeByteRequest(first, end) if min(first, end) >= 0 else None
+    if not first:
+        return None
+    return OffsetByteRequest(first) if first > 0 else SuffixByteRequest(-first)

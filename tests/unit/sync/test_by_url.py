@@ -25,6 +25,7 @@ import zarr.api.asynchronous as azarr
 import icechunk_async.sync as icechunk
 from icechunk_async import IcechunkURL, Repository, open_url
 from icechunk_async.arrow import dataset as arrow_dataset
+from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import (
     InvalidInputError,
     InvalidURLError,
@@ -273,6 +274,33 @@ def test_fsspec_reads_keys_of_a_hierarchy(place: Place) -> None:
         files.cat_file("g/nothing/zarr.json")
     with pytest.raises(OSError, match="cannot be written"):
         files.open("g/zarr.json", "wb")
+
+
+def test_fsspec_reads_no_more_than_the_part_that_is_asked_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a chunk, as a slice has it; only of places from both ends the whole is read."""
+    files: Any = fsspec.filesystem("icechunk", url=place.url("@tag.v1"))
+    key = "g/h/a/c/0"
+    whole = files.cat_file(key)
+    size = len(whole)
+    read: list[int] = []
+    own = Workspace.read_chunk
+
+    async def counted(self: Workspace, *args: Any) -> Any:
+        data = await own(self, *args)
+        read.append(0 if data is None else len(data))
+        return data
+
+    monkeypatch.setattr(Workspace, "read_chunk", counted)
+    starts, ends = (None, 0, 3, size, size + 9), (None, 0, 2, 5, size, size + 9)
+    parts = [(start, end) for start in starts for end in ends] + [(-3, None), (-size - 9, None)]
+    for start, end in parts:
+        assert files.cat_file(key, start, end) == whole[start:end]
+        assert read.pop() == len(whole[start:end])
+    for start, end in [(1, -1), (-4, -2), (-4, size)]:
+        assert files.cat_file(key, start, end) == whole[start:end]
+    assert read == [size] * 3
 
 
 def test_fsspec_takes_nothing_but_a_missing_key_for_one(place: Place, tmp_path: Path) -> None:
