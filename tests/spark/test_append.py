@@ -318,16 +318,16 @@ def test_cells_that_no_row_touches_show_no_old_values(
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate dimension names")
-@pytest.mark.parametrize("dims", [("x", "x"), ("v", "x")])
+@pytest.mark.parametrize("dims", [("x", "x"), ("v", "x"), ()])
 def test_arrays_whose_dimensions_place_no_row_are_refused(
-    repository: Repository, dims: tuple[str, str]
+    repository: Repository, dims: tuple[str, ...]
 ) -> None:
-    """One dimension twice, or an array named like its dimension: no column says where."""
+    """One dimension twice, no dimension, or an array named like its dimension."""
     session = repository.writable_session("main")
     group = zarr.create_group(session.store)
-    group.create_array("v", shape=(2, 2), dtype="f8", dimension_names=dims)
+    group.create_array("v", shape=(2,) * len(dims), dtype="f8", dimension_names=dims)
     session.commit("made")
-    columns = {"v": pa.array([1.0]), "x": pa.array([0])}
+    columns = ["v", "x"] if dims else ["v"]
     options = WriteOptions(repository.storage, cores=1)
     with pytest.raises(InvalidInputError, match=r"no column says where|only columns of coord"):
-        WritePlan.begin(options, list(columns), overwrite=True, repository=repository)
+        WritePlan.begin(options, columns, overwrite=True, repository=repository)

@@ -259,17 +259,17 @@ def _variables(
 
 def _check_dims(dataset: xarray.Dataset, name: str, dims: Sequence[Hashable]) -> None:
     """Raise InvalidInputError unless a column of its name can say where rows are in a dimension."""
+    why = "" if dims else "no dimension"
     for dim in dims:
-        why = ""
         if dims.count(dim) > 1:
             why = f"the dimension {dim!r} more than once"
         elif dim in dataset.variables and dataset.variables[dim].dims != (dim,):
             why = f"the dimension {dim!r}, and an array of that name is not its coordinate"
-        if why:
-            raise InvalidInputError(
-                f"The array {name!r} has {why}, so that no column says where a row belongs. Write "
-                "it with write_region, map_chunks or xarray."
-            )
+    if why:
+        raise InvalidInputError(
+            f"The array {name!r} has {why}, so that no column says where a row belongs. Write it "
+            "with write_region, map_chunks or xarray."
+        )
 
 
 def _chunk(store: IcechunkStore, path: str, axis: int) -> int:
