@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STATE = SourceState(1, "version", "etag", None)
+UNTYPED: Any = h5py
+"""h5py's types know neither links nor what is put into files by name."""
 
 
 def scan(path: Path, **options: Any) -> Scanned:
@@ -156,9 +158,9 @@ def test_attributes_needed_for_decoding_are_kept(tmp_path: Path) -> None:
         (lambda f: f.create_dataset("x", data=np.zeros(3, [("a", "i4"), ("b", "f8")])), "of type"),
         (lambda f: f.create_dataset("x", data=h5py.Empty("f4")), "null dataspace"),  # type: ignore[attr-defined]
         (lambda f: f.create_dataset("x", (9,), "f4", external=[("raw", 0, 36)]), "other files"),
-        (lambda f: f.update(x=h5py.ExternalLink("other.h5", "/y")), "another file"),
+        (lambda f: f.update(x=UNTYPED.ExternalLink("other.h5", "/y")), "another file"),
         (lambda f: f.update(x=f["/"]), "a group that it is in"),
-        (lambda f: f.update(x=h5py.SoftLink("/")), "a group that it is in"),
+        (lambda f: f.update(x=UNTYPED.SoftLink("/")), "a group that it is in"),
     ],
 )
 def test_unsupported_arrays_are_refused_with_a_reason(
@@ -179,14 +181,14 @@ def test_links_within_a_file_are_followed_and_bounded(
 ) -> None:
     """Ten groups, each with two links to the next, are a thousand paths."""
     path = tmp_path / "file.h5"
-    with h5py.File(path, "w") as file:
-        file["nothing"] = h5py.SoftLink("/missing")
+    with UNTYPED.File(path, "w") as file:
+        file["nothing"] = UNTYPED.SoftLink("/missing")
         file["group/array"] = np.zeros(3)
-        file["again"] = h5py.SoftLink("/group")
+        file["again"] = UNTYPED.SoftLink("/group")
     found = scan(path)
     assert set(found.arrays) == {"group/array", "again/array"}
     assert found.arrays["again/array"].places.offsets == found.arrays["group/array"].places.offsets
-    with h5py.File(path, "a") as file:
+    with UNTYPED.File(path, "a") as file:
         below = file.create_group("last")
         for number in range(10):
             above = file.create_group(f"part{number}")

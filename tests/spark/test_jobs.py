@@ -271,7 +271,7 @@ def test_job_group_of_the_caller_stays(spark: SparkSession, repo: Repository, ow
     """Else `cancelJobGroup` would not reach what the caller runs afterwards."""
     context = spark.sparkContext
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
-    before = [None, None, None]
+    before: list[str | None] = [None, None, None]
     if own:
         before = ["nightly", "the nightly jobs", "true"]
         context.setJobGroup("nightly", "the nightly jobs", interruptOnCancel=True)
