@@ -177,7 +177,7 @@ class IcechunkFileSystem(AbstractFileSystem):  # type: ignore[misc]  # without t
 
 
 def _request(start: int | None, end: int | None) -> ByteRequest | None:
-    """Return what to ask Zarr for to get a slice; None for all of the bytes, to be sliced."""
+    """Return the byte request for a slice; None for all of the bytes, to be sliced."""
     first = start or 0
     if end is not None:
         # Counted from the end, places are not known before the number of bytes is.
