@@ -247,7 +247,8 @@ class Workspace:
             # Forks remember it: what was forked from changes that are gone cannot be merged any
             # more.
             self.line += not continues
-            if not replayed and base.id != self.base.id:
+            # Discarded changes included: what comes after them is made on this base.
+            if not (replayed or continues):
                 self.began_at = base.id
             # Base and changes can be replaced from now on: readers need the lock to see both of one
             # moment.

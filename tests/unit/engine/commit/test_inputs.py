@@ -70,6 +70,20 @@ async def test_commit_is_refused_if_an_input_was_touched(
     assert await read(session, "out/c/0") == b"\x07"
 
 
+async def test_changes_that_replace_discarded_ones_are_made_on_the_newer_state(
+    filled: Repository,
+) -> None:
+    """The changes of others before that were there to be read."""
+    session = await begin(filled)
+    await change(filled, "in/a/c/3")
+    with pytest.raises(ConflictError, match="an input of this commit"):
+        await session.commit("derived", rebase_with=ConflictDetector(), unchanged=["in/a"])
+    session.discard_changes()
+    assert await read(session, "in/a/c/3") == b"\x09"
+    await write(session, "out/c/0", b"\x08")
+    await session.commit("derived anew", rebase_with=ConflictDetector(), unchanged=["in/a"])
+
+
 async def test_commit_lands_if_others_touched_other_nodes_only(filled: Repository) -> None:
     """A sibling whose name begins alike is another node."""
     session = await begin(filled)
