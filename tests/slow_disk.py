@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 _LONGEST_SECONDS: Final = 0.05
 _sleep = time.sleep  # the tests watch for others that call it
+# Hypothesis watches the module's own generator, and threads of a repository wait while it draws.
+_random: Final = random.Random()
 
 
 def _slow[**P](wait: Callable[P, None]) -> Callable[P, None]:
     def slow_wait(*arguments: P.args, **keywords: P.kwargs) -> None:
-        _sleep(random.uniform(0, _LONGEST_SECONDS))
+        _sleep(_random.uniform(0, _LONGEST_SECONDS))
         wait(*arguments, **keywords)
 
     return slow_wait

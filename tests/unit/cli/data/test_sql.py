@@ -47,7 +47,9 @@ def test_the_process_ends_although_most_rows_are_not_read(url: str) -> None:
         "select lat from data limit 1",
     ]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=False)
-    assert (done.stdout.split(), done.stderr, done.returncode) == (["lat", "90.0"], "", 0)
+    # Zarr waits 0.2 seconds for its own thread, and says so where a busy machine takes longer.
+    errors = "" if done.stderr.startswith("Thread did not finish cleanly") else done.stderr
+    assert (done.stdout.split(), errors, done.returncode) == (["lat", "90.0"], "", 0)
 
 
 def test_a_statement_prints_its_rows(sql: Callable[..., Outcome]) -> None:
