@@ -87,6 +87,8 @@ _OPTION: Final = re.compile(
 )
 _VALUES: Final = {"True": "true", "False": "false", "None": "null", "": "...", "...": "..."}
 _VERBS: Final = re.compile(r"\b([Pp])ass(?= --option)")
+_MOST_LETTERS: Final = 4_000
+"""Of a message that is looked through; ours are shorter, unless a repository put more into them."""
 
 
 # Compiled at the first error: a command that works does not wait for sixty patterns.
@@ -104,7 +106,12 @@ def in_command_words(message: str) -> str:
     """Return the message of an error with options and commands instead of Python.
 
     What a message says of the data stays unchanged, unless it looks like a call of this library.
+    Messages of more than 4,000 letters stay as well.
     """
+    # Some phrases have several gaps, so that looking takes time with the cube of the length: 20 ms
+    # for 3,000 letters, and minutes for the URL of a container that is made of such a phrase.
+    if len(message) > _MOST_LETTERS:
+        return message
     for pattern, new in _table():
         message = pattern.sub(new, message)
     message = _OPTION.sub(_as_option, message)

@@ -170,3 +170,11 @@ def test_hints_can_be_typed(
     assert outcome.exit_code == 1
     assert hint.format(**places) in outcome.stderr
     assert not PYTHON.search(outcome.stderr)
+
+
+def test_a_message_that_a_repository_made_long_is_not_looked_through() -> None:
+    """A URL of phrases that begin again and again would take minutes, and more."""
+    short = "Publish it with force=True."
+    assert in_command_words(short) != short
+    long = short + "open the repository with authorize_virtual_chunk_access={}, " * 70
+    assert in_command_words(long) == long
