@@ -153,7 +153,7 @@ async def _resumable(
     target = f"{place.path}?{place.query}"
     # Each round sends the rest from `offset` on. 308 says how much was kept; a lost reply is
     # followed by a question for that, and any other status ends the upload.
-    offset, failures = 0, 0
+    offset, furthest, failures = 0, 0, 0
     while True:
         reply = await _send_from(service, write, target, data, offset)
         failures += _in_doubt(reply)
@@ -165,16 +165,16 @@ async def _resumable(
             # A missing session may have been finished.
             gone = isinstance(reply, Reply) and reply.status in (404, 410)
             return Silence(StorageError("the upload session is gone")) if gone else reply
-        reached = _kept(reply)
-        if reached > offset:
-            failures = 0
+        offset = min(_kept(reply), len(data))
+        # More than ever before: a server that says more and less in turns would take them for ever.
+        if offset > furthest:
+            furthest, failures = offset, 0
         else:
             failures += 1  # the upload made no progress
         # Counted from the last byte that the service kept, so that a long upload may fail now and
         # then.
         if failures > 2 * len(_PAUSES_SECONDS):
             return Silence(StorageError("the upload makes no progress"))
-        offset = reached
 
 
 async def _begin(service: Service, write: _Write, size: int, condition: dict[str, str]) -> Reply:
@@ -369,7 +369,7 @@ def _unknown(write: _Write, found: str) -> OutcomeUnknownError:
 _BATCH: Final = 100
 """The maximum number of calls in one batch request."""
 _STATUS: Final = re.compile(rb"HTTP/\S+ (\d{3})")
-_IDENTITY: Final = re.compile(r"<?response-(\d+)>?")
+_IDENTITY: Final = re.compile(r"<?response-([0-9]{1,9})>?")
 
 
 async def delete(service: Service, location: Location, keys: Iterable[str]) -> list[DeleteFailure]:
@@ -442,9 +442,12 @@ def _deletion_unknown(key: str) -> OutcomeUnknownError:
 
 
 def _answers(reply: Reply) -> dict[int, Reply]:
-    """Parse the replies in a batch by the number of their calls."""
-    kind = reply.headers.get("Content-Type", "").encode()
-    message = BytesParser().parsebytes(b"Content-Type: " + kind + b"\r\n\r\n" + reply.body)
+    """Parse the replies in a batch by the number of their calls; those that are odd are missing."""
+    kind = reply.headers.get("Content-Type", "").encode(errors="replace")
+    try:
+        message = BytesParser().parsebytes(b"Content-Type: " + kind + b"\r\n\r\n" + reply.body)
+    except RecursionError:  # a thousand messages, one in the other
+        return {}
     answers: dict[int, Reply] = {}
     for part in message.walk():
         identity = _IDENTITY.search(str(part.get("Content-ID", "")))

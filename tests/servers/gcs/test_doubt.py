@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web
 
 from icechunk_async.errors import (
     OutcomeUnknownError,
@@ -21,8 +22,6 @@ from tests.servers.gcs.scripted import scripted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from aiohttp import web
 
     from icechunk_async.storage import Storage
     from tests.servers.gcs.scripted import Scripted
@@ -249,6 +248,52 @@ async def test_a_truncated_answer_is_no_answer(script: Scripted, storage: Storag
     with pytest.raises(StorageUnavailableError):
         await storage.get("key")
     assert (await storage.get("key")).data == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/mixed; boundary=b", "no parts"),
+        ("text/html", "<html>"),
+        (
+            "multipart/mixed; boundary=b",
+            f"--b\r\nContent-ID: <response-{'9' * 5000}>\r\n\r\nHTTP/1.1 204 x\r\n\r\n--b--\r\n",
+        ),
+        (
+            "multipart/mixed; boundary=b0",
+            "".join(
+                f"--b{n}\r\nContent-Type: multipart/mixed; boundary=b{n + 1}\r\n\r\n"
+                for n in range(1000)
+            ),
+        ),
+    ],
+)
+async def test_a_deletion_whose_reply_nobody_understands_is_reported(
+    script: Scripted, storage: Storage, kind: str, body: str
+) -> None:
+    """The parts are missing, or of another number than was asked, or one in the other."""
+    script.answer("POST", 200, body=body, Content_Type=kind)
+    failures = await storage.delete(["one", "two"])
+    assert [failure.key for failure in failures] == ["one", "two"]
+    assert {type(failure.error) for failure in failures} == {OutcomeUnknownError}
+
+
+@pytest.mark.usefixtures("no_pauses")
+async def test_an_upload_whose_progress_is_undone_is_given_up(
+    script: Scripted, storage: Storage
+) -> None:
+    """Only more bytes than ever before are progress, and no more than there are."""
+    kept = [len(_LARGE) - 100, len(_LARGE) - 200] * 20
+
+    async def step(request: web.BaseRequest) -> web.StreamResponse:
+        async for _ in request.content.iter_any():
+            pass
+        return web.Response(status=308, headers={"Range": f"bytes=0-{kept.pop() - 1}"})
+
+    script.steps += [("PUT", step)] * len(kept)
+    with pytest.raises(OutcomeUnknownError):
+        await storage.put("key", _LARGE, if_version=ABSENT)
+    assert len([line for line in script.seen if line.startswith("PUT")]) < 10
 
 
 async def test_a_deletion_whose_reply_is_lost_is_reported(
