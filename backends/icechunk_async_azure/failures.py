@@ -43,8 +43,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FOREIGN", "Detail", "code_of", "explain", "redact", "status_of", "was_not_applied"]
 
-FOREIGN: Final = (AzureError, aiohttp.ClientError, OSError, ValueError)
-"""The exceptions of the driver; TimeoutError is an OSError."""
+FOREIGN: Final = (
+    *(AzureError, aiohttp.ClientError, OSError, ValueError),
+    *(ArithmeticError, AttributeError, LookupError, TypeError),
+)
+"""The exceptions of the driver; TimeoutError is an OSError.
+
+It raises those of the second line on headers and documents that have another form than it expects:
+a year of 20 digits, a list without blobs.
+"""
 
 _SECRETS: Final = re.compile(
     r"(?i)((?:sig|accountkey|sharedaccesssignature)=|sharedkey [^:\s]+:|bearer )[^&;\s'\")\]]+"

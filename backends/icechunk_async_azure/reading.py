@@ -137,13 +137,14 @@ async def _download(
             signal: Exception = _Unmet()
         else:
             signal = requests.explain(error, "read", key=key)
-    except (AttributeError, RuntimeError) as error:
+    except RuntimeError as error:
         if not requests.clients.closed:
             raise
         signal = requests.explain(error, "read", key=key)
     else:
         whole = answer.properties
-        return Retrieved(data, Version(whole.etag), _size(whole), whole.last_modified)
+        version = requests.version(whole, key)
+        return Retrieved(data, version, _size(whole), whole.last_modified)
     # Outside of the handler: the foreign error may quote a SAS token and must not become the
     # context.
     raise signal

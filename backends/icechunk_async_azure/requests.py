@@ -6,8 +6,13 @@ import asyncio
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from icechunk_async.errors import IcechunkError, InvalidObjectKeyError, StorageClosedError
-from icechunk_async.storage import check_key
+from icechunk_async.errors import (
+    IcechunkError,
+    InvalidObjectKeyError,
+    StorageClosedError,
+    StorageError,
+)
+from icechunk_async.storage import Version, check_key
 from icechunk_async_azure.clients import released
 from icechunk_async_azure.failures import FOREIGN, explain
 
@@ -16,7 +21,6 @@ if TYPE_CHECKING:
 
     from azure.storage.blob import BlobProperties
 
-    from icechunk_async.storage import Version
     from icechunk_async_azure.clients import Client, Clients
     from icechunk_async_azure.options import Place
 
@@ -71,7 +75,24 @@ class Requests:
     async def properties(self, client: Client, key: str, *, action: str = "read") -> BlobProperties:
         """Return size, version and metadata of a blob."""
         name = self.name(key)
-        return await self.ask(client.blob(name).get_blob_properties(), action, key=key)
+        found = await self.ask(client.blob(name).get_blob_properties(), action, key=key)
+        self.version(found, key)
+        return found
+
+    def version(self, found: BlobProperties, key: str) -> Version:
+        """Return the version of a blob.
+
+        Raises:
+            StorageError: the reply does not tell it.
+        """
+        etag: str | None = found.etag
+        if not etag:
+            raise StorageError(
+                f"The reply about {key!r} has no ETag, without which no version is known. Let the "
+                "service, and proxies before it, send that header.",
+                key=key,
+            )
+        return Version(etag)
 
     async def ask[T](self, request: Awaitable[T], action: str, *, key: str | None = None) -> T:
         """Await a request and translate its errors.
@@ -86,8 +107,8 @@ class Requests:
             raise  # ours already, such as that of the caller's function for tokens
         except FOREIGN as error:
             failure = self.explain(error, action, key=key)
-        except (AttributeError, RuntimeError) as error:
-            # The driver fails with other errors when its connections are closed under it.
+        except RuntimeError as error:
+            # The driver fails with it when its connections are closed under it.
             if not self.clients.closed:
                 raise
             failure = self.explain(error, action, key=key)

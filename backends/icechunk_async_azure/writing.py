@@ -268,7 +268,7 @@ async def settle(
         failed: BaseException = ValueError("the service answered no ETag")
     except FOREIGN as error:
         failed = error
-    except (AttributeError, RuntimeError) as error:
+    except RuntimeError as error:
         # The driver stumbles when its connections are closed under it.
         if not requests.clients.closed:
             raise

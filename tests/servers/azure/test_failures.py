@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import traceback
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.client_reqrep import ConnectionKey
 from azure.core.exceptions import (
     ClientAuthenticationError,
@@ -37,12 +39,15 @@ from icechunk_async.errors import (
     TLSError,
     UnreachableError,
 )
-from icechunk_async.storage import ABSENT, Version
+from icechunk_async.storage import ABSENT, ByteRange, Version, open_storage
 from icechunk_async_azure.failures import explain, redact, was_not_applied
 from icechunk_async_azure.writing import Write, settle
+from tests.unit.backends.loopback import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from icechunk_async.storage import Storage
 
 _HOST = ConnectionKey(
     "acc.example", 443, is_ssl=True, ssl=True, proxy=None, proxy_auth=None, proxy_headers_hash=None
@@ -154,6 +159,107 @@ def test_retry_after_as_a_date_is_reported() -> None:
     assert 20 < pause <= 30
 
 
+_ODD = "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"
+_PAGE = (
+    '<?xml version="1.0"?><EnumerationResults ServiceEndpoint="x" ContainerName="box"><Blobs>{}'
+    "</Blobs><NextMarker/></EnumerationResults>"
+)
+_BLOB = (
+    "<Blob><Name>a</Name><Properties><Last-Modified>{}</Last-Modified><Etag>1</Etag>"
+    "<Content-Length>{}</Content-Length><BlobType>BlockBlob</BlobType></Properties></Blob>"
+)
+_TIME = "Wed, 21 Oct 2015 07:28:00 GMT"
+
+
+@asynccontextmanager
+async def _answering(
+    answer: Callable[[web.BaseRequest], web.Response],
+) -> AsyncGenerator[Storage]:
+    async def serve(request: web.BaseRequest) -> web.Response:
+        return answer(request)
+
+    async with (
+        serving(serve) as url,
+        open_storage("az://box", endpoint_url=url, allow_http=True, anonymous=True) as storage,
+    ):
+        yield storage
+
+
+@pytest.mark.parametrize(
+    ("modified", "content_range"),
+    [
+        (_ODD, "bytes 0-0/1"),
+        (_TIME, "junk"),
+        (_TIME, f"bytes 0-0/{'9' * 5000}"),
+        (_TIME, None),
+        ("soon", "bytes 0-0/1"),
+    ],
+)
+async def test_odd_headers_of_a_read_are_refused(modified: str, content_range: str | None) -> None:
+    """The driver fails with errors of every kind on them."""
+    headers = {"ETag": '"1"', "Last-Modified": modified}
+    if content_range is not None:
+        headers["Content-Range"] = content_range
+    async with _answering(
+        lambda _: web.Response(status=206, headers=headers, body=b"b")
+    ) as storage:
+        for byte_range in (None, ByteRange(0, 1)):
+            with pytest.raises(StorageError):
+                await storage.get("key", byte_range)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("", "<html/>", "<EnumerationResults/>", _PAGE.format("<Blob/>")),
+        _PAGE.format("<Blob><Name>a</Name></Blob>"),
+        _PAGE.format("<Blob><Name>a</Name><Properties/></Blob>"),
+        _PAGE.format(_BLOB.format(_ODD, 1)),
+        _PAGE.format(_BLOB.format("soon", 1)),
+        _PAGE.format(_BLOB.format(_TIME, "many")),
+        _PAGE.format(_BLOB.format(_TIME, "9" * 5000)),
+    ],
+)
+async def test_a_reply_that_is_no_list_is_refused(body: str) -> None:
+    """Neither is it an empty one."""
+    async with _answering(
+        lambda _: web.Response(body=body.encode(), content_type="application/xml")
+    ) as storage:
+        with pytest.raises(StorageError):
+            [entry async for entry in storage.list_prefix()]
+
+
+async def test_a_blob_without_a_version_is_refused() -> None:
+    """No commit could be conditional on it."""
+    headers = {"Last-Modified": _TIME, "Content-Range": "bytes 0-0/1"}
+    async with _answering(
+        lambda request: web.Response(
+            status=206 if request.method == "GET" else 200, headers=headers, body=b"b"
+        )
+    ) as storage:
+        for byte_range in (None, ByteRange(0, 1), ByteRange(0, 0)):
+            with pytest.raises(StorageError, match="ETag"):
+                await storage.get("key", byte_range)
+
+
+async def test_a_write_with_an_odd_reply_is_read_back() -> None:
+    """It landed, which the blob tells; if that is odd as well, nobody knows."""
+    kept: dict[str, str] = {}
+    modified = _TIME
+
+    def answer(request: web.BaseRequest) -> web.Response:
+        if request.method == "PUT":
+            kept.update({n: v for n, v in request.headers.items() if n.startswith("x-ms-meta")})
+            return web.Response(status=201, headers={"ETag": '"1"', "Last-Modified": _ODD})
+        return web.Response(headers={"ETag": '"1"', "Last-Modified": modified, **kept})
+
+    async with _answering(answer) as storage:
+        assert await storage.put("key", b"body", if_version=ABSENT) == Version('"1"')
+        modified = _ODD
+        with pytest.raises(OutcomeUnknownError):
+            await storage.put("key", b"body", if_version=ABSENT)
+
+
 async def test_a_success_without_a_version_is_read_back() -> None:
     """A proxy took the ETag away: the write landed, and the blob tells its version."""
     task = Write.of("key", ABSENT)
@@ -165,9 +271,13 @@ async def test_a_success_without_a_version_is_read_back() -> None:
     async def sent() -> dict[str, Any]:
         return {"etag": None}
 
+    def explained(error: BaseException, action: str, *, key: str) -> IcechunkError:
+        assert (action, key) == ("write", "key")
+        return told(error)
+
     requests: Any = SimpleNamespace(
         properties=properties,
-        explain=lambda error, action, key: told(error),
+        explain=explained,
         clients=SimpleNamespace(closed=False),
     )
     client: Any = None
