@@ -40,8 +40,10 @@ _CUT: Final = b"~"
 """Ends our stamp on manifests that took over references from another writer's."""
 _STAMP_AT: Final = slice(12, 36)
 _ZSTD: Final = 1
-_MAX_RATIO: Final = 1000
-"""Bytes of contents that are believed for each byte of a file; genuine ones have far fewer."""
+# Genuine files come near: a block of 128 KiB that only repeats what came before takes some ten
+# bytes, and nodes may have equal documents of any length.
+_MAX_RATIO: Final = 1 << 14
+"""Bytes of contents that are believed for each byte of a file."""
 _FLOOR_BYTES: Final = 64 << 20
 """Believed of any file: contents of this size do no harm."""
 _UNKNOWN_SIZE: Final = (1 << 64) - 1
@@ -106,12 +108,21 @@ def pack(
         level: zstd compression level.
 
     Raises:
-        InvalidInputError: the payload is too large for the format.
+        InvalidInputError: the payload is too large for the format, or so large and so uniform that
+            no reader believes it.
     """
     header = file_header(len(payload), file_type, spec_version)
-    if len(payload) > _SMALL_BYTES:  # a context grows with its largest input: drop it
-        return header + zstandard.ZstdCompressor(level=level).compress(payload)
-    return header + _contexts.compressor(level).compress(payload)
+    if len(payload) <= _SMALL_BYTES:
+        return header + _contexts.compressor(level).compress(payload)
+    # A context grows with its largest input: drop it.
+    frame = zstandard.ZstdCompressor(level=level).compress(payload)
+    # Before anybody refers to it: what no reader believes must not become part of a commit.
+    if len(payload) > believable_bytes(len(frame)):
+        raise InvalidInputError(
+            f"A {_name(file_type)} of {len(payload)} bytes compresses to {len(frame)}, which no "
+            "reader believes. Shorten the metadata, which consist of almost one character alone."
+        )
+    return header + frame
 
 
 def file_header(size_bytes: int, file_type: FileType, spec_version: int) -> bytes:
