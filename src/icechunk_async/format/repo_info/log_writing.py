@@ -61,7 +61,7 @@ def encode_log(log: OperationsLog) -> Block | tuple[Long, int]:
     layout = stored.layout
     gone = layout.foreign.copy()
     anew = [row for row in np.flatnonzero(gone).tolist() if first <= row < stop]
-    # What was cut off stays in the file below until that is read anew.
+    # Rows before `first` were replaced by new entries, and those from `stop` on were cut off.
     gone[:first], gone[stop:] = True, True
     # New entries are the newest, so they go before the first one that is kept. Those written anew
     # go where they were.
