@@ -12,15 +12,18 @@ import math
 import os
 import random
 import tracemalloc
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.errors import FormatError, NotFoundError
 from icechunk_async.storage import open_storage
 from icechunk_async.tiledb import open_array
 from icechunk_async.tiledb.arrays.folder import Folder
+from icechunk_async.tiledb.arrays.fragments import Fragment
 from tests.unit.format.damage import damaged, within_bounds
 from tests.unit.tiledb.archives import ARCHIVES, files_below, filled, golden_jobs
 from tests.unit.tiledb.test_untrusted import packed_again
@@ -97,6 +100,32 @@ async def test_lost_file_that_another_names_is_a_format_error() -> None:
     async with open_array(await filled(left)) as array:
         with pytest.raises(FormatError, match="is gone"):
             await array.enumerations()
+
+
+async def test_cells_that_only_metadata_claims_take_no_memory() -> None:
+    """A tile shows how many it has, before anything is made for each of them."""
+    archive = ARCHIVES[-1]
+    job = next(it for it in golden_jobs(archive) if it["sparse"])
+    many = 1 << 24
+    async with open_array(await filled(files_below(archive, job["number"]))) as array:
+        known = await array.sparse_reader()
+        claiming = [
+            Fragment(
+                it.name,
+                it.folder,
+                replace(it.schema, capacity=many),
+                replace(it.footer, last_tile_cells=many),
+                WeightedCache(1 << 20),
+            )
+            for it in array.fragments
+        ]
+        reader = type(known)(array.schema, claiming, array.window, (), known.enumerations)
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        with pytest.raises(FormatError):
+            await reader.scan().to_table()
+        _, peak = tracemalloc.get_traced_memory()
+    assert peak - before < many
 
 
 @pytest.mark.blocks_the_loop

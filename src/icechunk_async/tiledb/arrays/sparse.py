@@ -485,8 +485,10 @@ class _OpenFragment:
 
     async def _times(self, tile: int) -> tuple[Numbers, npt.NDArray[np.bool_]]:
         count = self.fragment.cells_of(tile)
-        times: Numbers = np.full(count, self.fragment.name.start, np.uint64)
-        alive = np.ones(count, bool)
+        # One value each, shown at every cell: before the tile is decoded, which happens meanwhile,
+        # the count is a claim of the metadata.
+        times: Numbers = np.broadcast_to(np.uint64(self.fragment.name.start), count)
+        alive: npt.NDArray[np.bool_] = np.broadcast_to(np.bool_(True), count)  # noqa: FBT003 -- NumPy's
         if self.times is not None:
             times = await self.times.read(tile)
         if self.deletes is not None:
