@@ -34,6 +34,7 @@ from icechunk_async.errors import (
     VirtualSourceChangedError,
 )
 from icechunk_async.format.config.secrets import veiled_url
+from icechunk_async.format.json.values import utf8
 from icechunk_async.storage import BlockingStorage, ByteRange, ObjectInfo, open_storage
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ class VirtualLocations:
         # As the official engine stores them: only URLs of files are normalised (spec, "Virtual
         # chunk locations"). Elsewhere `a//b` and `a/b` are two objects.
         if scheme == "file":
-            parts = urlsplit(location)
-            if parts.path.startswith("/") and parts.netloc.lower() in {"", "localhost"}:
-                location = f"file:///{posixpath.normpath(parts.path).lstrip('/')}"
+            path = _path_here(location)
+            if path is None:
+                match = None
             else:
-                match = None  # the file of another machine
+                location = f"file:///{posixpath.normpath(path).lstrip('/')}"
         elif not rest.startswith("//") or not rest[2:].partition("/")[0]:
             match = None
         else:
@@ -103,6 +104,14 @@ class VirtualLocations:
                 f"{veiled_url(location)[:200]!r} cannot be the location of a virtual chunk: give "
                 "an absolute URL such as 's3://bucket/file.nc', 'file:///data/file.nc' or "
                 "'vcc://container-name/file.nc'.",
+                location=veiled_url(location),
+                code="invalid-virtual-ref",
+            )
+        # Python gives names of files that are no UTF-8 as such text, and no commit can store it.
+        if utf8(location) is None:
+            raise InvalidInputError(
+                f"{veiled_url(location)[:200]!r} cannot be the location of a virtual chunk: it has "
+                "lone surrogates, which have no UTF-8 form. Give the object another name.",
                 location=veiled_url(location),
                 code="invalid-virtual-ref",
             )
@@ -156,6 +165,16 @@ class VirtualLocations:
             f"{known}. Add one to the repository's configuration.",
             location=veiled_url(location),
         )
+
+
+def _path_here(url: str) -> str | None:
+    """Return the path in the URL of a file; None for a file of another machine, and for no URL."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets around what is no address
+        return None
+    is_here = parts.netloc.lower() in {"", "localhost"}
+    return parts.path if is_here and parts.path.startswith("/") else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,12 +106,25 @@ async def test_bytes_are_read_from_where_the_reference_says(
 
 @pytest.mark.parametrize(
     "location",
-    ["file.nc", "/data/file.nc", "s3:file.nc", "s3://", "file://host", "", "s3:///x", "file:x"],
+    [
+        *("file.nc", "/data/file.nc", "s3:file.nc", "s3://", "file://host", "", "s3:///x"),
+        *("file:x", "file://[host/x", "file://[1]/x"),
+    ],
 )
 async def test_relative_and_broken_locations_are_refused(session: Session, location: str) -> None:
     """A location is an absolute URL."""
     with pytest.raises(InvalidInputError, match="absolute URL"):
         session.store.set_virtual_ref("a/c/0/0", location, offset=0, length=1)
+    assert not session.store.session.status().updated_chunks
+
+
+async def test_locations_that_no_file_can_hold_are_refused(session: Session) -> None:
+    """A commit would fail on them, with all other changes."""
+    for location in ("s3://bucket/data/\udce9.nc", "file:///data/\udce9.nc"):
+        with pytest.raises(InvalidInputError, match="lone surrogates"):
+            session.store.set_virtual_ref("a/c/0/0", location, offset=0, length=1)
+        with pytest.raises(InvalidInputError, match="lone surrogates"):
+            session.store.set_virtual_refs("a", [VirtualChunkSpec((0, 0), location, 0, 1)])
     assert not session.store.session.status().updated_chunks
 
 
