@@ -320,6 +320,27 @@ def test_time_that_is_refused_is_found_among_others(
     assert raised.value.row == 2
 
 
+@pytest.mark.parametrize("calendar", ["standard", "gregorian", None])
+@pytest.mark.parametrize("start", ["0001-01-01", "1500-03-01 06:00", "1582-10-04", "1582-10-15"])
+@pytest.mark.parametrize(("unit", "dtype"), [("days", "f8"), ("hours", "i4"), ("seconds", "i8")])
+def test_times_that_count_from_before_the_reform_are_given_back(
+    calendar: str | None, start: str, unit: str, dtype: str
+) -> None:
+    """`standard` has Julian dates before 1582-10-15, which are ten days apart by then."""
+    attributes = {"units": f"{unit} since {start}"}
+    if calendar is not None:
+        attributes["calendar"] = calendar
+    given = [datetime(2000, 1, 1), datetime(1582, 10, 15), datetime(1990, 5, 5, 18)]
+    encoding = Encoding("a", np.dtype(dtype), attributes)
+    stored = encode_column(pa.array(given, pa.timestamp("us")), encoding)
+    assert stored.dtype == np.dtype(dtype)
+    coder = xr.coders.CFDatetimeCoder(time_unit="us")
+    dataset = xr.Dataset({"a": ("row", stored, attributes)})
+    assert xr.decode_cf(dataset, decode_times=coder).a.values.tolist() == given
+    with pytest.raises(ValueRefusedError, match="other dates before 1582-10-15"):
+        encode_column(pa.array([datetime(1582, 10, 14)], pa.timestamp("us")), encoding)
+
+
 def _made(repository: Repository) -> None:
     session = repository.writable_session("main")
     ds = xr.Dataset(

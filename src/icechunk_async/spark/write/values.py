@@ -500,8 +500,12 @@ class _Check:
         if not _START.fullmatch(match[2]):
             return None
         start = np.datetime64(match[2].replace(" ", "T").removesuffix("Z"), "us")
-        if calendar != "proleptic_gregorian" and start.astype(np.int64) >= _REFORM_US:
+        if calendar != "proleptic_gregorian":
             self._refuse(count < _REFORM_US, "its calendar has other dates before 1582-10-15")
+            # Days of both calendars lie between, and NumPy counts those of one: from the start
+            # `days since 0001-01-01`, which many models write, it is two days off.
+            if start.astype(np.int64) < _REFORM_US:
+                return None
         return count - int(start.astype(np.int64)), _UNITS[name]
 
     def _by_xarray(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -510,6 +514,9 @@ class _Check:
         from xarray import conventions  # noqa: PLC0415
 
         attributes = {k: it for k, it in self.encoding.attributes.items() if k != "_Unsigned"}
+        if values.dtype.kind == "M":
+            # Where none is named CF means this one, and xarray would take NumPy's.
+            attributes.setdefault("calendar", "standard")
         encode = cast("Any", conventions.encode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
 
         def counts(some: npt.NDArray[Any]) -> npt.NDArray[Any]:
