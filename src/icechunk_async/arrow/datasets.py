@@ -262,6 +262,8 @@ class _Table:
         """Return an expression that the coordinates of all rows of some boxes fulfil."""
         found: pc.Expression = pc.scalar(True)  # noqa: FBT003 -- Arrow's
         for dim, spans in zip(self.shape.dims, zip(*boxes, strict=True), strict=True):
+            # One range around all boxes: it may hold coordinates of none of them, and excludes no
+            # row.
             reach = min(start for start, _ in spans), max(stop for _, stop in spans)
             known = known_values(dim, self._coordinates(dim, reach))
             found = found if known is None else found & known

@@ -44,6 +44,7 @@ _MOST_DRAWN: Final = 3
 """Arrays with a picture."""
 _SIDE: Final = 256
 """Pixels of a picture along its longer side, at most."""
+# Of chunks that are decoded for one picture: 32 MiB of doubles.
 _MOST_CELLS: Final = 1 << 22
 _MOST_CHUNKS: Final = 64
 """Of one picture."""
@@ -130,6 +131,7 @@ async def snapshot_page(repository: Repository, session: Session, ref: Ref, link
         pass
     else:
         async for info in repository.ancestry(snapshot_id=session.snapshot_id):
+            # One more than is shown, which says that there are earlier ones.
             page.history.append(info)
             if len(page.history) > _MOST_COMMITS:
                 break
@@ -298,6 +300,7 @@ def _tree(page: _Page) -> Iterator[str]:
         name = node.path.rpartition("/")[2] or "/"
         document_of = f"{'' if node.path == '/' else quote(node.path[1:]) + '/'}zarr.json"
         anchor = f'<a href="{literal(document_of)}">{literal(name)}</a>'
+        # Bounded: paths of strangers may be as deep as they like.
         indent = f"padding-left: {0.8 * min(depth, 20):.1f}rem"
         name_cell = f'<td class="short" style="{indent}">{anchor}</td>'
         if node.array is None:
@@ -381,6 +384,7 @@ def _history(page: _Page) -> Iterator[str]:
     yield "<h2>History</h2>"
     yield '<ol class="log">'
     for info in page.history[:_MOST_COMMITS]:
+        # Messages may be megabytes, and the page shows one line of each.
         line = info.message.split("\n", 1)[0][:200]
         yield (
             f"<li>{literal(line) or '(no message)'}<br>"

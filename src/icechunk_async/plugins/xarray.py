@@ -106,6 +106,8 @@ class IcechunkBackend(BackendEntrypoint):
             read = ZarrBackendEntrypoint().open_groups_as_dict
             found = place.read(read, drop_variables=drop_variables, **decoders)
             return {
+                # Each dataset of the tree knows its own group, so that it can be written back
+                # alone.
                 path: place.marked(dataset, f"{place.url.group}/{path.strip('./')}".strip("/"))
                 for path, dataset in found.items()
             }

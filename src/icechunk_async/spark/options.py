@@ -514,6 +514,8 @@ def _named_in(values: dict[str, Any]) -> dict[str, Any]:
                 f"{url!r} names {name!r} {str(value)!r}, which cannot be given here. Name a branch."
             )
     twice = [it for it in refs if values.get(it) is not None]
+    # The URL names one state, and the options may name none, nor the same one again: which of two
+    # counts would be a guess.
     if given and twice:
         raise InvalidInputError(
             f"{url!r} names a state of the repository, and the option {twice[0]!r} one more. Give "
@@ -532,6 +534,7 @@ def _unknown(key: str, use: Use, known: list[Option]) -> InvalidInputError:
     names = [it.name for it in known if it.name != "path"]
     # Spark asks for the columns of a stream before it says that it is one.
     streams = [it.name for it in OPTIONS if it.uses == _STREAM] if use is Use.READ else []
+    # In lower case, as Spark hands over names; the suggestion is written as users write it.
     near = get_close_matches(key, [it.lower() for it in (*names, *streams)], 1)
     guess = next((it for it in (*names, *streams) if near and it.lower() == near[0]), None)
     methods = f"{use.value} and {Use.READ_STREAM.value}" if streams else use.value
@@ -726,6 +729,8 @@ class ReadOptions:
         """
         if self.budget is not None:
             return self
+        # Once, in the driver: the share of a task is computed from this whole one, never from a
+        # share.
         return replace(self, budget=self.repository.budget(job_requests=self.max_requests or 0))
 
     def among(self, parts: int) -> Self:

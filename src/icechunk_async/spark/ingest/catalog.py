@@ -93,6 +93,8 @@ class Catalog:
     def __post_init__(self) -> None:
         """Index the entries."""
         found = {it.location: it for it in self.entries}
+        # Made once: plans look up each file, and a search among a million for each would be
+        # quadratic.
         object.__setattr__(self, "by_location", found)
 
     def table(self) -> pa.Table:

@@ -90,6 +90,7 @@ class Files:
         if isinstance(files, str):
             raise InvalidInputError("files= is a single text. Give a list of URLs.")
         urls = list(files)
+        # Before URLs are normalized, which knows no `tiledb+` in front of a scheme.
         urls, kind = _of_tiledb(urls, kind)
         urls = [_location(it) for it in urls]
 
@@ -188,6 +189,8 @@ def _location(given: str) -> str:
 def _size(location: str, given: int) -> int:
     """Return a size as an integer of Python, also of one of NumPy."""
     try:
+        # An inventory as a data frame has integers of NumPy, and may have floats, which are not
+        # sizes.
         size = operator.index(given)
     except TypeError:
         size = -1

@@ -46,6 +46,8 @@ def arrow_schema(schema: StructType | pa.Schema) -> pa.Schema:
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
+    # Spark's type without a zone is Arrow's without one. All others are instants, whatever zone
+    # they are shown in.
     zoned = pa.types.is_timestamp(kind) and kind != pa.timestamp("us")
     return pa.timestamp("us", "UTC") if zoned else kind
 
@@ -60,6 +62,7 @@ def as_asked(
     """
     if not isinstance(schema, pa.Schema) or arrow_schema(schema) == schema:
         return batches
+    # A cast of instants moves no number: only the zone in the type differs.
     return (it.cast(schema) for it in batches)
 
 

@@ -35,6 +35,7 @@ __all__ = ["RowsWritten", "numbered", "this_task", "write_batches"]
 
 _DENSE: Final = 8
 """A task stores a chunk if it has this part of its cells, or more; so do few tasks at most."""
+# No engine numbers a task so.
 _UNKNOWN: Final = -1
 
 
@@ -167,6 +168,7 @@ class _Rows:
         places = [it.places(of, named) for it, of in zip(self._finders, given, strict=True)]
         if target.growth is not None and batch.num_rows:
             at = target.axes.index(target.growth.axis)
+            # With `append-values` the axis has the new coordinates as well, from `first` on.
             late = places[at] < target.growth.axis.first
             if late.any():
                 self._take_late(batch, places, late)

@@ -196,6 +196,8 @@ def coordinate_column(
 
 def _numbers_of(column: pa.Array[Any]) -> pa.Array[Any]:
     """Return decimals as integers if all are whole, else as floating-point numbers."""
+    # Spark has no unsigned integers: those of 64 bits are decimals there, and are coordinates as
+    # integers.
     for whole in (pa.int64(), pa.uint64()):
         try:
             return column.cast(whole)
@@ -256,9 +258,11 @@ def encode_column(
     """
     # Many frames have NaN where data is missing. Read as null, it is written as null.
     has_fill = bool(encoding.stored_fills)
+    # Not for times and text: what is missing there is null in Arrow already.
     is_missing = column.is_null(nan_is_null=has_fill and encoding.kind == "numbers")
     missing = np.asarray(is_missing)
     plain = column.filter(pc.invert(is_missing)) if missing.any() else column
+    # Errors name a row of the column that was given, and checks see one without nulls.
     rows = np.flatnonzero(~missing)
     check = _Check(encoding, plain, rows, named, allow=allow, may_allow=may_allow)
     stored = np.empty(len(column), encoding.dtype)
@@ -376,6 +380,7 @@ class _Check:
             self._refuse(_rounded(values), "it would be rounded")
         packed = (values.astype(np.float64) - offset) / scale
         self._refuse(np.isfinite(values) & ~np.isfinite(packed), "it is too large to be packed")
+        # Rounded here: a cast to integers would cut towards zero.
         return np.rint(packed) if self.encoding.dtype.kind in "iu" else packed
 
     def _inexact(
@@ -390,6 +395,7 @@ class _Check:
             ), why
         if values.dtype.kind in "biu":
             return np.asarray(stored.astype(values.dtype) != values, bool), "it would be rounded"
+        # Rounding is accepted. A number that becomes infinite or zero has lost its size.
         lost = np.isfinite(values) & ((np.isinf(stored)) | ((stored == 0) & (values != 0)))
         return np.asarray(lost, bool), "it is too large or too small"
 
@@ -399,6 +405,7 @@ class _Check:
             return plain_column(self.column)
         kind = self.encoding.logical.kind
         if kind in "biu" and not self.encoding.is_scaled:
+            # As integers if they are whole: through doubles 2**53 + 1 would become its neighbour.
             of = pa.uint64() if kind == "u" else pa.int64()
             try:
                 return np.asarray(self.column.cast(of).to_numpy(zero_copy_only=False))
@@ -415,6 +422,7 @@ class _Check:
         values = plain_column(self.column)
         if dtype.kind not in "US":
             return values.astype(dtype)
+        # NumPy has four bytes for a character, and drops zeros at the end when it reads.
         size = dtype.itemsize // (4 if dtype.kind == "U" else 1)
         given = [it if isinstance(it, bytes | str) else str(it) for it in values.tolist()]
         if dtype.kind == "S":
@@ -471,6 +479,8 @@ class _Check:
             return convert(values)
         except (ValueError, OverflowError) as error:
             first, end, why = 0, len(values), error
+        # The value that was refused is in `values[first:end]`: twenty conversions find it among a
+        # million.
         while end - first > 1:
             middle = (first + end) // 2
             try:
