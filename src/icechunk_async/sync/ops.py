@@ -96,6 +96,7 @@ class UpdateType(Kinds):
         @classmethod
         @override
         def from_native(cls, value: Any) -> Self:
+            # None is officially the way back to the default.
             return cls(value.flag, value.new_value if value.is_set else None)
 
 

@@ -306,6 +306,7 @@ class Diff(Displayed):
             set(value.deleted_arrays),
             set(value.updated_groups),
             set(value.updated_arrays),
+            # Lists of lists, as officially.
             {path: coords.tolist() for path, coords in value.updated_chunks.items()},
             list(value.moved_nodes),
         )

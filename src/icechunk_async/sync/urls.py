@@ -29,6 +29,7 @@ __all__ = ["open_url", "repository_at", "session_at", "with_ref"]
 class _Node(StorePath):
     """A node of a session's hierarchy; its store says so to xarray."""
 
+    # xarray asks what it was given, which here is a path in a store.
     supports_consolidated_metadata = False
 
 

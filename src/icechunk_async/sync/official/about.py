@@ -28,6 +28,7 @@ __version__: Final = "2.3.0"
 releases of it compare this. The version of this library is `icechunk_async.__version__`."""
 _VARIABLE: Final = "ICECHUNK_LOG"
 _LEVELS: Final = {
+    # Python's logging has nothing below debug.
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -105,6 +106,7 @@ def set_logs_filter(log_filter_directive: str | None) -> None:
 
 
 def _own_name(name: str) -> str:
+    # Filters that were written for the official package name modules as Rust does.
     top, dot, rest = name.replace("::", ".").partition(".")
     return f"{_LIBRARY}{dot}{rest}" if top in {"", "icechunk"} else name
 

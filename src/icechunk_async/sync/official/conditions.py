@@ -58,6 +58,7 @@ class _Condition[F](Variant):
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Raise an error for the family itself, which decides nothing."""
         del args, kwargs
+        # The official families cannot be made either; only their kinds have instances.
         if _Condition in cls.__bases__:
             raise TypeError(f"{cls.__name__} has no instances; use its functions.")
         return object.__new__(cls)
