@@ -172,8 +172,9 @@ class Changer:
             raise self._unknown(asked, str(error)) from error
         except RefusedError as error:
             refusal = error.refusal
-            if refusal.status == 412 or refusal.code == "PreconditionFailed":
-                assert version is not None  # else there was no condition
+            # Without a condition of ours it is about another one, such as a policy of the bucket.
+            unmet = refusal.status == 412 or refusal.code == "PreconditionFailed"
+            if unmet and version is not None:
                 raise self._other_version(key, version) from error
             if refusal.is_doubtful:
                 raise self._unknown(asked, refusal.said) from error

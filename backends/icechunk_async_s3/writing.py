@@ -122,7 +122,18 @@ async def _create(
         raise explain(error.refusal, asked, transport.place, key=key) from error
     except LostReplyError as error:
         raise error.as_read(asked, transport.place) from error
-    return Upload(transport, key, full, begun["UploadId"])
+    upload_id: str | None = begun.get("UploadId")
+    if not upload_id:
+        raise _odd(transport, asked, "the server named no upload")
+    return Upload(transport, key, full, upload_id)
+
+
+def _odd(transport: Transport, asked: str, what: str) -> StorageError:
+    return StorageError(
+        f"{asked} {transport.place.url!r}: {what}. The server does not follow the protocol, or a "
+        "proxy before it takes headers away; use another one.",
+        url=transport.place.url,
+    )
 
 
 async def upload_copy(
@@ -191,7 +202,10 @@ async def _copy_parts(
                         error.refusal, asked, made.transport.place, key=made.key
                     ) from error
             else:
-                parts.append({"PartNumber": number, "ETag": done["CopyPartResult"]["ETag"]})
+                etag = done.get("CopyPartResult", {}).get("ETag")
+                if not etag:
+                    raise _odd(made.transport, asked, "it has no ETag")
+                parts.append({"PartNumber": number, "ETag": etag})
                 break
     return parts
 
@@ -264,12 +278,15 @@ async def _send_part(made: Upload, number: int, body: Body) -> dict[str, Any]:
                 raise error.as_read(asked, transport.place) from error
             continue
         if reply.status == 200:
+            etag = reply.headers.get("etag")
+            if not etag:  # by which the part is named when all are joined
+                raise _odd(transport, asked, "it has no ETag")
             sums = {
                 f"Checksum{name.removeprefix('x-amz-checksum-').upper()}": value
                 for name, value in ((n.lower(), v) for n, v in reply.headers.items())
                 if name.startswith("x-amz-checksum-") and name != "x-amz-checksum-type"
             }
-            return {"PartNumber": number, "ETag": reply.headers["etag"], **sums}
+            return {"PartNumber": number, "ETag": etag, **sums}
         # A part of a number replaces the one before it, so repeating is safe, unlike for whole
         # objects.
         if reply.status < 500 or not tries_left:

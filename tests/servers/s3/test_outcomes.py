@@ -13,6 +13,7 @@ from icechunk_async.errors import (
     IcechunkError,
     OutcomeUnknownError,
     PreconditionFailedError,
+    StorageError,
     StorageUnavailableError,
     ThrottledError,
     UnreachableError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
     from tests.servers.s3.running import Server
 
+_BEGUN = b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
 CONFLICT = Respond(409, b"<Error><Code>ConditionalRequestConflict</Code></Error>")
 TOO_MANY = Respond(429, b"<Error><Code>TooManyRequests</Code></Error>", (("Retry-After", "7"),))
 
@@ -104,6 +106,54 @@ async def test_a_success_without_a_version_is_read_back(looks: int) -> None:
             return
         with pytest.raises(OutcomeUnknownError, match="no ETag"):
             await storage.put("key", b"one", if_version=ABSENT)
+
+
+@pytest.mark.parametrize(
+    ("post", "headers"), [(b"", {}), (b"<html/>", {}), (_BEGUN, {}), (_BEGUN, {"ETag": ""})]
+)
+async def test_an_upload_whose_replies_are_odd_is_given_up(
+    post: bytes, headers: dict[str, str]
+) -> None:
+    """The server tells no upload, or no version of a part: nothing was made."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        async for _ in request.content.iter_any():
+            pass
+        if request.method == "POST":
+            return web.Response(body=post, content_type="application/xml")
+        return web.Response(headers=headers)
+
+    options: dict[str, Any] = {"multipart_threshold_bytes": 5 << 20, "conditional_multipart": True}
+    async with (
+        serving(answer) as url,
+        open_storage(
+            "s3://bucket",
+            endpoint_url=url,
+            allow_http=True,
+            region="us-east-1",
+            anonymous=True,
+            **options,
+        ) as storage,
+    ):
+        for expected in (None, ABSENT):
+            with pytest.raises(StorageError, match="does not follow"):
+                await storage.put("key", bytes(6 << 20), if_version=expected)
+
+
+async def test_a_copy_without_a_condition_may_be_refused_for_one() -> None:
+    """A policy of the bucket may ask for one, or a header that the caller adds."""
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=412)
+
+    async with (
+        serving(answer) as url,
+        open_storage(
+            "s3://bucket", endpoint_url=url, allow_http=True, region="us-east-1", anonymous=True
+        ) as storage,
+    ):
+        with pytest.raises(StorageError, match="412"):
+            await storage.copy("key", "other")
 
 
 async def test_a_request_that_was_lost_is_sent_again(ministack_server: Server) -> None:
