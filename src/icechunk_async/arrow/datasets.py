@@ -301,8 +301,7 @@ class _Table:
         kept = None
         if filtered is not None and self.shape.dims and self.source.decode:
             columns = map(self.shape.column, filtered.refers)
-            # Statistics of arrays with fewer dimensions are of coordinates, which masks have
-            # decided.
+            # The mask is of the table's chunk grid, of which other arrays have no chunks.
             whole = [it for it in columns if it.variable and set(it.dims) == set(self.shape.dims)]
             kept = chunk_mask(self.source.session(), plan, filtered, whole) if whole else None
         if kept is None:

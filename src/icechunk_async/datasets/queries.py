@@ -113,7 +113,6 @@ class Answers:
         if turns is None:
             turns = WeakKeyDictionary()
             _TURNS.set(turns)
-        # No lock between loops: a waiter would be woken on the loop of another thread.
         return turns.setdefault(self, anyio.Lock())
 
     async def _asking(self, part: Box) -> dict[str, Any]:

@@ -40,7 +40,7 @@ __all__ = [
 
 BATCH_ROWS: Final = 131_072
 """The most rows of a batch, unless another number is given; as pyarrow has it."""
-# DuckDB, Polars and Dask pass some of these on.
+# Programs that take datasets pass some of these on.
 _IGNORED: Final = frozenset(
     {
         "batch_readahead",
@@ -346,8 +346,7 @@ class RowDataset(RowReading, ds.FileSystemDataset):
         """Put a file below that cannot be opened."""
         no_files = fs.PyFileSystem(_NoFiles())
         form = ds.IpcFileFormat()
-        # One fragment, since a dataset without files would be empty to those who look there: DuckDB
-        # would show no rows instead of an error.
+        # One fragment: without any, the dataset would be empty to those who go around the methods.
         super().__init__([form.make_fragment("rows", no_files)], schema, form, no_files)
 
     @abstractmethod
