@@ -208,8 +208,8 @@ async def join_objects(session: Session, path: str) -> list[StatisticsId]:
         table = table[used]
     if len(table):
         await _put(session, owner, table)
-    # These alone may be deleted: their rows are in the object that was just stored. Another process
-    # may have stored more since they were listed.
+    # These alone may be deleted: what is needed of their rows is in the object that was stored now.
+    # Another process may have stored more since they were listed.
     return before
 
 
