@@ -17,7 +17,8 @@ from icechunk_async.engine.proposals.record import (
     Review,
 )
 from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
-from icechunk_async.errors import StorageError
+from icechunk_async.errors import FormatError, StorageError
+from icechunk_async.format.json.reading import parse_json
 from icechunk_async.format.json.values import is_object
 from icechunk_async.zarr.values import value_diffs
 
@@ -139,7 +140,10 @@ def _keys(before: bytes, after: bytes, most: int) -> tuple[KeyReview, ...]:
 
 
 def _flat(document: bytes) -> dict[str, str]:
-    members: dict[str, Any] = json.loads(document)  # an object, or it could not be stored
+    try:
+        members = dict(parse_json(document, "metadata document").members)
+    except FormatError:  # another writer's; the change may be what mends it
+        return {"zarr.json": f"damaged: {document!r}"}
     attributes: Any = members.get("attributes")
     if is_object(attributes):  # which Zarr demands, and a store does not
         del members["attributes"]

@@ -39,7 +39,7 @@ from icechunk_async.proposals import Check, ProposalState
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.wrapping import WrappedStorage
-from tests.helpers import memory_url, objects, write
+from tests.helpers import memory_url, objects, read, write
 from tests.unit.engine.proposals.places import Counting, begin, commit, contents
 
 if TYPE_CHECKING:
@@ -659,6 +659,28 @@ async def test_attributes_that_are_no_object_are_reviewed_as_one_value(
     await session.commit("odd")
     (node,) = (await repository.propose("side")).review.nodes
     assert [(it.key, it.after) for it in node.keys] == [("attributes", json.dumps(attributes))]
+
+
+@pytest.mark.parametrize("document", [b"{", b"[]", b"[" * 100_000])
+async def test_the_mending_of_a_damaged_document_can_be_proposed(
+    repository: Repository, document: bytes
+) -> None:
+    """Another writer may have stored any bytes, and the review says which."""
+    base = await begin(repository)
+    session = await repository.writable_session("main")
+    session.workspace.tree.set_node("/", document, None)
+    await session.commit("damaged")
+    await repository.create_branch("side", await repository.lookup_branch("main"))
+    session = await repository.writable_session("side")
+    before = await repository.readonly_session(snapshot_id=base)
+    await write(session, "zarr.json", await read(before, "zarr.json") or b"")
+    await session.commit("mended")
+    (node,) = (await repository.propose("side")).review.nodes
+    damaged, *keys = node.keys
+    assert damaged.before is not None
+    assert damaged.before.startswith(f"damaged: {document[:50]!r}"[:-1])
+    assert (damaged.key, damaged.after) == ("zarr.json", None)
+    assert {it.key for it in keys} >= {"node_type", "zarr_format"}
 
 
 async def test_the_past_of_a_branch_has_no_state_that_was_not_visible() -> None:
