@@ -307,9 +307,13 @@ def _factor(path: str, name: str, attributes: dict[str, Any]) -> float | None:
     if given is None:
         return None
     number = given if isinstance(given, int | float) and not isinstance(given, bool) else math.nan
+    try:
+        number = float(number)
+    except OverflowError:  # JSON has integers of any length
+        number = math.nan
     if not math.isfinite(number) or (name == "scale_factor" and not number):
         raise InvalidInputError(
             f"Values of {path!r} cannot be queried: its attribute {name!r} is "
             f"{json.dumps(given)[:100]}, which is no number to unpack values by. Correct it."
         )
-    return float(number)
+    return number

@@ -437,6 +437,7 @@ async def test_conditions_on_other_arrays_select_cells_and_prune_chunks() -> Non
         ("when", "sum", {}, r"'/when' are times, which have no sum"),
         ("when", "max", {"where": "when > 3"}, r"Give a moment in ISO 8601"),
         ("odd", "max", {}, r"its attribute 'scale_factor' is \"big\""),
+        ("huge", "max", {}, r"its attribute 'add_offset' is 10000"),
     ],
 )
 async def test_what_cannot_be_asked_is_refused_in_words(
@@ -449,6 +450,8 @@ async def test_what_cannot_be_asked_is_refused_in_words(
         await put_array(session, "/other", np.zeros((6, 2)), (2, 3), names=("lon", "z"))
         await put_array(session, "/when", np.zeros(2, "M8[s]"), (2,))
         await put_array(session, "/odd", np.zeros(2), (2,), attributes={"scale_factor": "big"})
+        # Beyond all doubles.
+        await put_array(session, "/huge", np.ones(2), (2,), attributes={"add_offset": 10**400})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             await put_array(session, "/words", np.array(["a", "bc"]), (2,))
