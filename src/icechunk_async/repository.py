@@ -913,10 +913,14 @@ class Repository:
         """Return a session; ``quiet``: no hook is told of what it publishes."""
         from icechunk_async.session import Session  # noqa: PLC0415 -- loaded when it is used
 
-        engine = self._engine
+        # Not `self`: a repository that nobody holds warns and closes, whatever sessions there are.
+        engine, hooks, default_metadata = self._engine, self._hooks, self.default_commit_metadata
 
         async def told(published: Snapshot, previous: SnapshotId | None, kind: str) -> None:
+            from icechunk_async.engine.commit.hooks import CommitEvent  # noqa: PLC0415 -- loaded when it is used
+
             assert branch is not None  # of a session that published
+            assert hooks is not None  # nobody else is told
             info = SnapshotInfo.of(
                 published.id,
                 published.parent_id,
@@ -924,16 +928,14 @@ class Repository:
                 published.message,
                 published.metadata,
             )
-            await self._tell(branch, info, previous, "amend" if kind == "amend" else "commit")
+            event = CommitEvent("amend" if kind == "amend" else "commit", branch, info, previous)
+            await hooks.run(event)
 
         workspace = engine.workspace(base, mode, deduplicate=deduplicate)
         if mode is SessionMode.WRITABLE and engine.assets.keeps_statistics:
             from icechunk_async.zarr.queries.written import recorder_for  # noqa: PLC0415 -- on use
 
             workspace.recorder = recorder_for(engine.assets)
-
-        # Not `self`: a repository that nobody holds warns and closes, whatever sessions there are.
-        default_metadata = self.default_commit_metadata
 
         def publisher() -> Publisher:
             from icechunk_async.engine.commit.publisher import Publisher  # noqa: PLC0415 -- not to read
@@ -953,7 +955,7 @@ class Repository:
             publisher,
             origin=engine.origin,
             lease=lease,
-            told=None if quiet or self._hooks is None else told,
+            told=None if quiet or hooks is None else told,
         )
 
     async def _tell(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async import Repository
+from icechunk_async import Repository, sync
 from icechunk_async.engine.history import opening
 from icechunk_async.errors import (
     InvalidInputError,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from icechunk_async.repository import Opening
+    from icechunk_async.results import CommitEvent
     from icechunk_async.storage.protocol import RangeRequest, Retrieved
 
 URL = "watched://here"
@@ -235,15 +236,24 @@ async def test_a_failed_opening_leaves_nothing_open(backend: Backend) -> None:
     assert not backend.is_open
 
 
-async def test_an_unclosed_repository_is_warned_of_when_it_is_collected(created: Backend) -> None:
-    """Its sessions read and commit on."""
-    repository = await Repository.open(URL)
+@pytest.mark.parametrize("hooked", [False, True])
+async def test_an_unclosed_repository_is_warned_of_when_it_is_collected(
+    created: Backend, *, hooked: bool
+) -> None:
+    """Its sessions read and commit on, and tell its hooks."""
+    told: list[str] = []
+
+    async def hook(event: CommitEvent) -> None:
+        told.append(event.snapshot.message)
+
+    repository = await Repository.open(URL, after_commit=[hook] if hooked else [])
     session = await repository.writable_session("main")
     await write(session, "zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
     with pytest.warns(ResourceWarning, match=r"'watched://here'.*never closed.*aclose"):  # noqa: PT031
         del repository
         gc.collect()
     await session.commit("after all")
+    assert told == ["after all"] * hooked
     assert await read(session, "zarr.json") is not None
     async with Repository.open(URL) as again:
         assert (await anext(aiter(again.ancestry(branch="main")))).message == "after all"
@@ -389,4 +399,15 @@ def test_what_is_no_hook_is_refused_before_anything_is_opened(backend: Backend) 
     """And so before a repository is created."""
     with pytest.raises(InvalidInputError, match="is no hook"):
         Repository.create(URL, probe=False, after_commit=["no function"])  # type: ignore[list-item]
+    assert backend.opened == 0
+
+
+@pytest.mark.parametrize("given", [print, 5])
+def test_a_function_in_place_of_a_list_of_hooks_is_refused(backend: Backend, given: Any) -> None:
+    """The message says how to give one, and that of the facade as well."""
+    words = r"takes a list .*, not .*\. Write after_commit=\[function\]"
+    with pytest.raises(InvalidInputError, match=words):
+        Repository.open(URL, after_commit=given)
+    with pytest.raises(InvalidInputError, match=words):
+        sync.Repository.open(memory_url(), after_commit=given)
     assert backend.opened == 0

@@ -166,13 +166,18 @@ class Source:
         Warns of containers without named credentials.
 
         Raises:
-            InvalidInputError: there are options, and the storage is not a path or a URL.
+            InvalidInputError: there are options, and the storage is not a path or a URL; or
+                ``after_commit`` is no list of functions.
         """
         access = arguments["authorize_virtual_chunk_access"]
         warn_of_none(access)
         own = {it.name: arguments[it.name] for it in fields(cls) if it.name in arguments}
         own["storage"] = given_storage(arguments["storage"], arguments["storage_options"])
-        own["after_commit"] = tuple(arguments["after_commit"])
+        own["after_commit"] = ()
+        if hooks := arguments["after_commit"]:
+            from icechunk_async.engine.commit.hooks import Hooks  # noqa: PLC0415 -- loaded when it is used
+
+            own["after_commit"] = Hooks(hooks).functions
         return cls(**own, authorized=access)
 
     @classmethod

@@ -77,10 +77,13 @@ class Hooks:
         """Take async functions.
 
         Raises:
-            InvalidInputError: one cannot be called.
+            InvalidInputError: it is no list or other iterable, or one cannot be called.
         """
-        self._functions = tuple(functions)
-        for it in self._functions:
+        try:
+            self.functions = tuple(functions)
+        except TypeError as error:
+            raise _no_list(functions) from error
+        for it in self.functions:
             if not callable(it):
                 raise InvalidInputError(
                     f"{it!r:.80} is no hook: after_commit takes async functions of a CommitEvent."
@@ -116,9 +119,16 @@ class Hooks:
 
         token = _depth.set(depth + 1)
         try:
-            await bounded_map(call, self._functions, limit=_AT_ONCE)
+            await bounded_map(call, self.functions, limit=_AT_ONCE)
         finally:
             _depth.reset(token)
+
+
+def _no_list(given: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"after_commit takes a list of functions of a CommitEvent, not {given!r:.80}. Write "
+        "after_commit=[function], also for one."
+    )
 
 
 async def _call(function: Callable[[CommitEvent], Any], event: CommitEvent) -> str | None:
