@@ -61,6 +61,16 @@ def test_a_demonstration_that_was_interrupted_is_replaced(tmp_path: Path) -> Non
     assert not place.repository.exists()
 
 
+@pytest.mark.parametrize("text", ["[]", "5", "null", "{", "[" * 100_000])
+def test_a_marker_of_somebody_else_claims_nothing(tmp_path: Path, text: str) -> None:
+    """It says nothing about what is there; with --force a demonstration begins beside it."""
+    (tmp_path / ".icechunk-async-demo.json").write_text(text, encoding="utf-8")
+    with pytest.raises(AlreadyExistsError, match="is not empty"):
+        asyncio.run(claim(tmp_path, force=False))
+    place = asyncio.run(demonstrate(tmp_path, force=True))
+    assert place.repository.is_dir()
+
+
 def test_missing_repository_is_replaced_without_force(tmp_path: Path) -> None:
     """The remaining files of the demonstration are replaced."""
     place = asyncio.run(demonstrate(tmp_path))

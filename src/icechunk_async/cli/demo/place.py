@@ -11,6 +11,7 @@ from icechunk_async import Repository
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.cli.targets import ref_targets
 from icechunk_async.errors import AlreadyExistsError, IcechunkError
+from icechunk_async.format.json.values import is_object
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +120,9 @@ def _look(place: Place) -> _Found:
     is_empty = next(place.directory.iterdir(), None) is None
     try:
         marker = json.loads(place.marker.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        marker = None
+    if not is_object(marker):  # a file of somebody else
         return _Found(is_empty, has_marker=False, refs=None)
     return _Found(is_empty, has_marker=True, refs=marker.get("refs"))
 
