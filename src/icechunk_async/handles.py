@@ -323,7 +323,7 @@ class SessionHandle:
     @property
     def read_only(self) -> bool:
         """Whether the session only reads."""
-        return self._session is None or (not self.is_fork and self._session.read_only)
+        return self._session is None or self._session.read_only
 
     @property
     def mode(self) -> str:
