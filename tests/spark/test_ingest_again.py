@@ -15,7 +15,7 @@ import pytest
 import zarr
 from anyio import to_thread
 
-from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
+from icechunk_async.errors import FormatError, InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark import ingest_virtual
 from icechunk_async.spark.ingest import ingest as ingest_module
 from icechunk_async.spark.ingest import tasks as tasks_module
@@ -28,7 +28,7 @@ from icechunk_async.spark.ingest.tasks import (
     look_at_files,
     scan_source,
 )
-from icechunk_async.spark.shared import SharedRepository
+from icechunk_async.spark.shared import SharedRepository, workspace_of
 from icechunk_async.spark.tasks import run_job
 from icechunk_async.zarr.virtual.kerchunk import location_of
 from tests.spark.here import session_here
@@ -216,6 +216,29 @@ def test_an_array_that_cannot_be_brought_back_is_reported(repo: Repository, sour
     assert "'/a/v' is missing and cannot be ingested again" in row["reason"]
     assert not done.published.committed
     assert read(repo, "a/g/w") == [1, 1]
+
+
+@pytest.mark.parametrize("place", ["/v", "/"])
+@pytest.mark.parametrize("document", [b"{", b"[]", b"[" * 100_000, b'{"attributes": [1]}'])
+def test_what_is_damaged_in_the_output_is_not_written_over(
+    repo: Repository, sources: Path, place: str, document: bytes
+) -> None:
+    """Another writer may have stored any bytes: the error says whose they are."""
+
+    def concatenate(*files: str) -> None:
+        ingest_virtual(session_here(), repo, files, concat_dim="t", load=())
+
+    a, b = (write_store(sources / f"{it}.zarr", it) for it in (1, 2))
+    concatenate(a)
+    session = repo.writable_session("main")
+    workspace = workspace_of(session)
+    node = workspace.node(place)
+    assert node is not None
+    workspace.tree.set_node(place, document, node.array)
+    damaged = session.commit("damaged")
+    with pytest.raises(FormatError, match=f"'{place}'"):
+        concatenate(a, b)
+    assert repo.lookup_branch("main") == damaged
 
 
 def test_a_concatenated_array_that_was_deleted_comes_back_with_all_files(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,12 +10,14 @@ import zarr
 from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import NodeExistsError
+from icechunk_async.format.json.reading import parse_json
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.spark.ingest.plan import Template, to_units, with_shape
 from icechunk_async.spark.ingest.scan import attributes_of, chunk_shape, encode_document, grid
 from icechunk_async.spark.shared import workspace_of
+from icechunk_async.zarr.documents import array_members
 from icechunk_async.zarr.virtual.zarr2 import group_document
 
 if TYPE_CHECKING:
@@ -83,7 +84,11 @@ def has_output(session: Session, catalog: Catalog, group: str) -> bool:
 
 
 def existing_template(session: Session, catalog: Catalog, group: str) -> Template | None:
-    """Return the arrays to which files were concatenated; None unless all of them still exist."""
+    """Return the arrays to which files were concatenated; None unless all of them still exist.
+
+    Raises:
+        FormatError: the metadata document of one is damaged.
+    """
     workspace = workspace_of(session)
     documents: dict[str, Document] = {}
     for path in catalog.arrays:
@@ -91,7 +96,8 @@ def existing_template(session: Session, catalog: Catalog, group: str) -> Templat
         if node is None or node.array is None:
             return None
         # By the arrays, not by the catalog: users may have changed attributes, and these stay.
-        documents[path] = json.loads(node.user_data)
+        rank = len(node.array.dimensions)
+        documents[path] = array_members(node.user_data, node.path, rank)
     if not documents or catalog.concat_dim is None:
         return None
     return Template(catalog.concat_dim, documents, frozenset(catalog.loaded))
@@ -223,7 +229,11 @@ class _Writing:
 
     def _group_attributes(self, path: str) -> dict[str, Any]:
         node = self.workspace.node(path)
-        return {} if node is None else attributes_of(json.loads(node.user_data))
+        if node is None:
+            return {}
+        # Of any writer, and what cannot be read must not be replaced.
+        document = parse_json(node.user_data, f"metadata document of {path!r}")
+        return document.json_object("attributes") if document.has("attributes") else {}
 
     def place(self, group: str, path: str, scanned: Scanned, array: ScannedArray) -> None:
         """Write an array that comes from a single file."""
