@@ -11,6 +11,7 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, VirtualContainerError
+from icechunk_async.format.json.values import check_text
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs, Kind, VirtualChunk
 
@@ -79,9 +80,17 @@ def one_ref(
         locations.normalize(location, validate_container=validate_container),
         offset,
         length,
-        etag=checksum if isinstance(checksum, str) else None,
+        etag=_etag_of(checksum),
         last_modified=seconds_of(checksum) if isinstance(checksum, datetime) else None,
     )
+
+
+def _etag_of(checksum: str | datetime | None) -> str | None:
+    """Return the ETag that guards a chunk, if it is one that a commit can store."""
+    if not isinstance(checksum, str):
+        return None
+    check_text(checksum, "The ETag")
+    return checksum
 
 
 def _check_extent(offset: int, length: int) -> None:
@@ -116,7 +125,10 @@ def spec_refs(
     columns: dict[str, object] = {}
     etags = [it.etag_checksum or "" for it in specs]
     if any(etags):
-        etag_codes, columns["etag_pool"] = Strings.factorize(etags)
+        etag_codes, pool = Strings.factorize(etags)
+        for it in pool.strings:
+            check_text(it, "The ETag")
+        columns["etag_pool"] = pool
         has_etag = np.fromiter(map(bool, etags), bool, len(etags))
         columns["etags"] = np.where(has_etag, etag_codes.astype(np.int32), NO_ETAG)
     # A chunk has one guard, as in the official engine, and the ETag is the exact one.
@@ -268,7 +280,7 @@ def column_refs(
         raise InvalidInputError(
             "Some offsets or lengths of virtual chunks are negative, or 2**62 or more."
         )
-    etag = checksum if isinstance(checksum, str) else None
+    etag = _etag_of(checksum)
     modified = seconds_of(checksum) if isinstance(checksum, datetime) else 0
     count = len(coords)
     refs = ChunkRefs.build(

@@ -128,6 +128,19 @@ async def test_locations_that_no_file_can_hold_are_refused(session: Session) -> 
     assert not session.store.session.status().updated_chunks
 
 
+async def test_etags_that_no_file_can_hold_are_refused(session: Session) -> None:
+    """A commit would fail on them, with all other changes."""
+    store, url, etag = session.store, "s3://bucket/data/x.nc", "\udce9"
+    one = np.ones(1, np.uint64)
+    with pytest.raises(InvalidInputError, match=r"ETag .* lone surrogates"):
+        store.set_virtual_ref("a/c/0/0", url, offset=0, length=1, checksum=etag)
+    with pytest.raises(InvalidInputError, match=r"ETag .* lone surrogates"):
+        store.set_virtual_refs("a", [VirtualChunkSpec((0, 0), url, 0, 1, etag)])
+    with pytest.raises(InvalidInputError, match=r"ETag .* lone surrogates"):
+        store.set_virtual_refs_arr("a", (1, 1), [url], one, one, checksum=etag)
+    assert not session.status().updated_chunks
+
+
 async def test_locations_outside_of_containers_are_refused(session: Session) -> None:
     """Unless validation is off: then reading is refused."""
     for location in ("s3://other/file.nc", "vcc://nobody/file.nc", "s3://bucket/database/file.nc"):
