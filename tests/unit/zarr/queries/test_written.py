@@ -253,6 +253,7 @@ async def test_values_without_order_and_bytes_that_are_no_chunk_stop_nothing(
     """They have no statistics, as with `analyze`."""
     session = await keeping.writable_session("main")
     await za.create_array(session.store, name="waves", data=np.array([1j, 2j]), chunks=(1,))
+    await put_array(session, "/far", VALUES, (3,), attributes={"add_offset": 10**400})
     await put_array(session, "/a", VALUES, (3,), compressors=None)
     with caplog.at_level(logging.WARNING):
         await write(session, "a/c/2", b"short")
