@@ -25,10 +25,8 @@ from icechunk_async_local.durability import Ledger
 from icechunk_async_local.failures import explain
 from icechunk_async_local.files import Files
 from icechunk_async_local.filesystems import is_on_this_machine, may_write, probe, remove_abandoned
-from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
 from icechunk_async_local.publishing import Publisher
-from icechunk_async_local.unfinished import unfinished_files
 from icechunk_async_local.versions import disk_time_us, modified_at_us
 
 if TYPE_CHECKING:
@@ -254,6 +252,8 @@ class LocalStorage:
         delimiter: Literal["/"] | None = None,
     ) -> AsyncIterator[ListEntry]:
         """List files, 1000 with each hop; memory: the names in the folders on the way."""
+        from icechunk_async_local.listing import PAGE_ENTRIES, walk  # noqa: PLC0415 -- on use
+
         entries = walk(self._files.tree, prefix, start_after, grouped=delimiter is not None)
         while True:
             self._check_open()
@@ -370,12 +370,16 @@ class LocalStorage:
             )
 
     def _next_page(self, entries: Iterator[ListEntry], prefix: str) -> list[ListEntry]:
+        from icechunk_async_local.listing import next_page  # noqa: PLC0415 -- on use
+
         try:
             return next_page(entries)
         except OSError as error:
             raise explain(error, f"list {prefix!r} in", self._files.tree.path(())) from error
 
     def _states(self, path: tuple[bytes, ...], names: Sequence[str], folder: str) -> ObjectStates:
+        from icechunk_async_local.listing import states_in  # noqa: PLC0415 -- on use
+
         try:
             return states_in(self._files.tree, path, names)
         except OSError as error:
@@ -391,6 +395,8 @@ class LocalStorage:
             raise explain(error, f"list {place.key!r} in", self._files.tree.path(())) from error
 
     def _unfinished(self, older_than: datetime | None, remove: bool) -> Unfinished:  # noqa: FBT001
+        from icechunk_async_local.unfinished import unfinished_files  # noqa: PLC0415 -- on use
+
         try:
             return unfinished_files(self._files.tree, older_than, remove=remove)
         except OSError as error:

@@ -15,13 +15,6 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.open import Request, open_engine
-from icechunk_async.engine.tree.listing import (
-    Batches,
-    ChunkBatch,
-    chunk_type,
-    node_id,
-    virtual_locations,
-)
 from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.workspace import Closed, Workspace
 from icechunk_async.errors import SessionStateError, StorageError, StorageUnavailableError
@@ -55,7 +48,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.leases.member import Member
     from icechunk_async.engine.leases.spiller import Resumed, Spiller
     from icechunk_async.engine.open import Engine, Origin
-    from icechunk_async.engine.tree.listing import ChunkType
+    from icechunk_async.engine.tree.listing import Batches, ChunkBatch, ChunkType
     from icechunk_async.engine.tree.reshape import MoveChunk, MoveChunks
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.ids import NodeId, SnapshotId
@@ -164,6 +157,8 @@ class _Hierarchy(ABC):
 
         Cost: one request for each manifest that is not cached; no object is made per chunk.
         """
+        from icechunk_async.engine.tree.listing import virtual_locations  # noqa: PLC0415 -- on use
+
         return await virtual_locations(self.workspace)
 
     async def move(self, from_path: str, to_path: str) -> None:
@@ -196,6 +191,8 @@ class _Hierarchy(ABC):
 
         Cancellation: no effect. Cost: none.
         """
+        from icechunk_async.engine.tree.listing import node_id  # noqa: PLC0415 -- on use
+
         return node_id(self.workspace, check_path(path))
 
     async def shift_array(self, path: str, chunk_offset: Iterable[int]) -> None:
@@ -291,6 +288,8 @@ class _Hierarchy(ABC):
 
         Cancellation: no effect. Cost: at most one request, for the manifest.
         """
+        from icechunk_async.engine.tree.listing import chunk_type  # noqa: PLC0415 -- on use
+
         return await chunk_type(self.workspace, check_path(path), coords)
 
     def chunk_coordinates(
@@ -300,6 +299,8 @@ class _Hierarchy(ABC):
 
         Order, errors and cost as `array_chunk_iterator`.
         """
+        from icechunk_async.engine.tree.listing import Batches  # noqa: PLC0415 -- on use
+
         return Batches(
             self.workspace, check_path(path), batch_size, lambda refs: refs.coords.copy()
         )
@@ -323,6 +324,8 @@ class _Hierarchy(ABC):
         Cost: one request for each manifest that is not cached, when its turn comes; memory for
         one manifest, beside the cache.
         """
+        from icechunk_async.engine.tree.listing import Batches, ChunkBatch  # noqa: PLC0415 -- on use
+
         locations = self.workspace.virtual.locations
         return Batches(
             self.workspace, check_path(path), batch_size, lambda refs: ChunkBatch(refs, locations)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.changes.detect import Conflict
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.session import Session
 
 __all__ = [

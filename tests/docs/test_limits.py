@@ -11,7 +11,7 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.format import envelope, zarr_document
 from icechunk_async.format.config import yaml
 from icechunk_async.format.json import values
-from icechunk_async.format.manifest import reading
+from icechunk_async.format.manifest import MAX_RANK
 from tests.docs.run_page import REPOSITORY
 
 
@@ -30,7 +30,7 @@ def test_limits_are_those_of_the_code() -> None:
     assert list(map(int, rows)) == [
         zarr_document._MAX_CHUNKS,
         zarr_document._MAX_LENGTH,
-        reading.MAX_RANK,
+        MAX_RANK,
         envelope.MAX_PAYLOAD_BYTES,
         _largest_inline_threshold(),
         values.MAX_DEPTH,

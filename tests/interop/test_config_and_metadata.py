@@ -26,9 +26,11 @@ from icechunk_async.format.config import (
     S3CompatibleStore,
     S3Options,
     VirtualChunkContainer,
+    merge,
+)
+from icechunk_async.format.config.codec import (
     decode_config,
     encode_config,
-    merge,
     splitting_from_json,
     splitting_to_json,
 )

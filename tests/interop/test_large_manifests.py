@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from icechunk_async import Repository
-from icechunk_async.format.manifest.refs import Kind, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.chunk import Kind, NativeChunk, VirtualChunk
 
 if TYPE_CHECKING:
     from pathlib import Path

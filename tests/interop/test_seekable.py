@@ -10,8 +10,9 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async.engine.files import manifests as manifest_files
 from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import Strings
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
 from icechunk_async.format.manifest.seekable.index import index_size
 from icechunk_async.upkeep import upgrade

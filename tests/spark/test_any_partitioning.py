@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.manifest.refs import NativeChunk
+    from icechunk_async.format.manifest.chunk import NativeChunk
 
 VALUES: dict[str, Any] = {
     "f4": lambda n: np.arange(1, n + 1) / 4,

@@ -13,7 +13,8 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.spark import NewArray, map_chunks, write_region
 from icechunk_async.spark.jobs import garbage
 from icechunk_async.spark.options import ReadOptions

@@ -21,7 +21,8 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, No
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async.engine.files.chunks import ChunkFiles
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.spark.options import ReadOptions, WriteOptions
 from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.sync.xarray import to_icechunk

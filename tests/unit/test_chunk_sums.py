@@ -24,11 +24,13 @@ from icechunk_async.config import (
 )
 from icechunk_async.engine.files import manifests as manifest_files
 from icechunk_async.errors import ChunkDamagedError
+from icechunk_async.format.crc import KNOWN, sum_of
 from icechunk_async.format.digests import CONTENT_ROOT
 from icechunk_async.format.layout import sums_key
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
-from icechunk_async.format.sums import KNOWN, ManifestSums, sum_of
+from icechunk_async.format.sums import ManifestSums
 from icechunk_async.storage import Retrieved, open_storage
 from icechunk_async.storage.policies.cache import CacheOptions
 from icechunk_async.testing.latency import LatencyStorage

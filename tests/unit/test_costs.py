@@ -25,8 +25,9 @@ from icechunk_async.engine.changes.change_set import ArrayChanges
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
 from icechunk_async.format.manifest import packed
+from icechunk_async.format.manifest.chunk import Kind, NativeChunk
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.writing import encode_manifest
 from icechunk_async.format.operations_log import (
     Availability,

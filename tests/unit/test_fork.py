@@ -29,7 +29,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.config import LocalFileSystemStore, VirtualChunkContainer
 from icechunk_async.format.ids import NodeId
-from icechunk_async.format.manifest.refs import InlineChunk
+from icechunk_async.format.manifest.chunk import InlineChunk
 from icechunk_async.format.snapshot import ArrayData, Dimension, Node
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.cancellation import at_every_wait

@@ -43,8 +43,6 @@ from icechunk_async.errors import (
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
 from icechunk_async.storage import BlockingStorage, open_storage
-from icechunk_async.storage.policies.cache import Cached, CacheOptions
-from icechunk_async.storage.policies.hedge import HedgePolicy
 from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import with_policies, with_retries
 
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
+    from icechunk_async.storage.policies.cache import Cached, CacheOptions
+    from icechunk_async.storage.policies.hedge import HedgePolicy
 
     type Location = str | os.PathLike[str] | Storage
 
@@ -166,8 +166,14 @@ class Request:
                 "open and has its own. Give them where it is opened, such as "
                 "open_storage(url, **options)."
             )
-        _check_type("cache", self.cache, CacheOptions, "icechunk_async.storage")
-        _check_type("hedge", self.hedge, HedgePolicy, "icechunk_async.storage")
+        if self.cache is not None:
+            from icechunk_async.storage.policies.cache import CacheOptions  # noqa: PLC0415 -- on use
+
+            _check_type("cache", self.cache, CacheOptions, "icechunk_async.storage")
+        if self.hedge is not None:
+            from icechunk_async.storage.policies.hedge import HedgePolicy  # noqa: PLC0415 -- on use
+
+            _check_type("hedge", self.hedge, HedgePolicy, "icechunk_async.storage")
         _check_type("packing", self.settings.packing, Packing, "icechunk_async")
 
 
@@ -662,6 +668,8 @@ async def _assemble(
     limited = view(limited)
     cache = None
     if request.cache is not None:  # outside the budget: a hit needs no request
+        from icechunk_async.storage.policies.cache import Cached  # noqa: PLC0415 -- on use
+
         limited = cache = Cached(limited, request.cache, immutable=layout.names.is_immutable)
     caching = config.effective_caching
     level = config.effective_compression.effective_level

@@ -21,7 +21,8 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import StatisticsId
-from icechunk_async.format.manifest.refs import NO_ETAG, InlineChunk, Kind, VirtualChunk
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, VirtualChunk
+from icechunk_async.format.manifest.refs import NO_ETAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

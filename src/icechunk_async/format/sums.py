@@ -1,10 +1,8 @@
-"""Checksums of chunks, and the sidecars of manifests that keep them.
+"""The sidecars of manifests that keep the checksums of chunks.
 
 The format of Icechunk has no place for checksums, so they are kept beside each manifest, in a
 separate object (docs/reference/chunk-sums.md). A sum that is missing is unknown, which is never
 an error: other writers know nothing of sums.
-
-In memory a sum is a code of 64 bits: `KNOWN` plus the CRC-32C of the bytes, and 0 if it is unknown.
 """
 
 from __future__ import annotations
@@ -12,64 +10,44 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-import google_crc32c
 import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
+from icechunk_async.format.crc import KNOWN
 from icechunk_async.format.ids import ManifestId, NodeId
-from icechunk_async.format.manifest.reading import MAX_RANK, Manifest
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest import MAX_RANK
+from icechunk_async.format.manifest.chunk import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
 
+    from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRefs
 
     type Data = bytes | bytearray | memoryview
 
 __all__ = [
-    "KNOWN",
     "ArraySums",
     "Codes",
     "ManifestSums",
     "SumsHead",
-    "crc_of",
-    "sum_of",
     "without_sum",
 ]
 
 type Codes = npt.NDArray[np.uint64]
 """A code for each of some chunks, ``(n,)``."""
 
-KNOWN: Final = 1 << 32
-"""In the code of a sum: it is known."""
 _MAGIC: Final = b"ICASUMS1"
 _CRC32C: Final = 1
 _HEAD: Final = Struct("<8s12sBB2s32sII")
 """Magic number, manifest, algorithm, whether it is complete, zeros, digest, arrays, zero."""
 _ARRAY: Final = Struct("<8sIIQ")
 _DIGEST_BYTES: Final = 32
-
-
-def sum_of(data: Data) -> int:
-    """Return the code of the checksum of some bytes.
-
-    Cost: about 2 microseconds for 10 KB, 0.12 milliseconds for 1 MB. It holds the interpreter's
-    lock, so a thread would gain nothing.
-    """
-    # The library refuses memoryviews, and takes arrays without copying them.
-    plain: Any = data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
-    return KNOWN | google_crc32c.value(plain)
-
-
-def crc_of(code: int) -> int:
-    """Return the CRC-32C of a sum that is known."""
-    return code & (KNOWN - 1)
 
 
 @dataclass(frozen=True, slots=True)

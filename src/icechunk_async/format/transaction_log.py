@@ -18,7 +18,7 @@ from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.flatbuffers.writing import BLOCK, Layout, vtable
 from icechunk_async.format.ids import NodeId, SnapshotId
-from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest import MAX_RANK
 from icechunk_async.format.manifest.row_index import RowIndex
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidMetadataError
 from icechunk_async.format.json.values import is_list, is_object, utf8
-from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest import MAX_RANK
 from icechunk_async.format.snapshot import ArrayData, Dimension
 
 if TYPE_CHECKING:

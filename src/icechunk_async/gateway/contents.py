@@ -20,7 +20,7 @@ from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.tree.workspace import read_native
 from icechunk_async.errors import InvalidObjectKeyError, InvalidStoreKeyError, NotFoundError
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.paths import ancestors
 from icechunk_async.gateway.page import index_page, snapshot_page
 from icechunk_async.gateway.requests import Ref
@@ -29,7 +29,7 @@ from icechunk_async.zarr.keys import ChunkKey, MetadataKey, parse_key
 if TYPE_CHECKING:
     from icechunk_async import Repository, Session
     from icechunk_async.engine.tree.workspace import Workspace
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
 __all__ = ["CHUNK", "DOCUMENT", "PAGE_TYPE", "Contents", "Found", "consolidated_document"]
 

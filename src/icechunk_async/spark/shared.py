@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.engine.tree.workspace import Workspace
-    from icechunk_async.format.manifest.refs import NativeChunk
+    from icechunk_async.format.manifest.chunk import NativeChunk
     from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.sync import RepositoryConfig
     from icechunk_async.sync.storage import Storage

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload, override
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
 from icechunk_async._runtime.blocking.portal import run
-from icechunk_async.engine.tree.listing import known_chunk_type, node_id
 from icechunk_async.format.paths import check_path
 from icechunk_async.handles import not_a_fork
 from icechunk_async.session import ForkSession as AsyncForkSession
@@ -422,6 +421,8 @@ class Session(Displayed):
     # What is in memory is returned at once, without waiting for another thread.
 
     def _known_node_id(self, path: str) -> str | None:
+        from icechunk_async.engine.tree.listing import node_id  # noqa: PLC0415 -- on use
+
         session = self.handle.ready
         if session is None:
             return None
@@ -433,6 +434,8 @@ class Session(Displayed):
     def _known_chunk_type(
         self, array_path: str, chunk_coordinates: Sequence[int]
     ) -> ChunkType | None:
+        from icechunk_async.engine.tree.listing import known_chunk_type  # noqa: PLC0415 -- on use
+
         session = self.handle.ready
         if session is None:
             return None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, overload, overri
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.text import printable
-from icechunk_async.engine.history.graph import AncestryGraph
 from icechunk_async.errors import FormatError
 from icechunk_async.sync.official.display import Displayed, Record, public
 
@@ -21,10 +20,21 @@ if TYPE_CHECKING:
 
     from icechunk_async._display.cards import Card
     from icechunk_async.engine.history.diff import Diff as NativeDiff
+    from icechunk_async.engine.history.graph import AncestryGraph
     from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
     from icechunk_async.format.repo_info.snapshot_columns import Page, SnapshotPage
 
 __all__ = ["AncestryGraph", "Diff", "ManifestFileInfo", "SnapshotInfo"]
+
+if not TYPE_CHECKING:  # else every misspelt name would have a type
+
+    def __getattr__(name: str) -> object:
+        """Import the class of graphs, which bring the entities of HTML, at its first use."""
+        if name != "AncestryGraph":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from icechunk_async.engine.history.graph import AncestryGraph  # noqa: PLC0415 -- see above
+
+        return AncestryGraph
 
 
 @public("snapshots")

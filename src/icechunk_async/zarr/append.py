@@ -19,7 +19,8 @@ import numpy as np
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.commit.conflicts import ConflictDetector
-from icechunk_async.format.manifest.refs import ChunkRefs, Coordinates, Kind
+from icechunk_async.format.manifest.chunk import Coordinates, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.zarr.documents import array_members
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     )
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
     from icechunk_async.format.snapshot import Node
     from icechunk_async.zarr.decoding import ChunkCodec
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.versions.timeline import ArrayVersion, Track
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
 
     type Key = int | slice | npt.NDArray[np.integer[Any]]
     type Indices = npt.NDArray[np.intp]

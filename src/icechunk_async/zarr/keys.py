@@ -14,7 +14,7 @@ from icechunk_async.format.paths import check_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
 
 __all__ = [
     "ChunkKey",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.paths import ancestors
 from icechunk_async.zarr.keys import chunk_prefix, metadata_key
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.snapshot import Node
 
 __all__ = ["delete_below", "key_pages", "names", "total_size"]
@@ -82,6 +83,8 @@ async def total_size(workspace: Workspace, prefix: str) -> int:
 
 async def delete_below(workspace: Workspace, prefix: str) -> None:
     """Delete all nodes at and below a path; else the chunks of an array below a prefix."""
+    from icechunk_async.format.manifest.refs import ChunkRefs  # noqa: PLC0415 -- on use
+
     path = f"/{prefix.strip('/')}"
     with workspace.lock:
         doomed = [path, *workspace.tree.paths(path)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.tree.blocking import BlockingChunks
     from icechunk_async.engine.tree.workspace import Workspace
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
 
     type Take = Callable[[int, bytes | memoryview | None], None]
     type Make = Callable[[int], bytes | memoryview | None]

@@ -17,11 +17,9 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.errors import InvalidStoreKeyError
 from icechunk_async.format.paths import check_path
-from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.storage import ByteRange, SuffixRange, slice_range
-from icechunk_async.zarr import listing, many
+from icechunk_async.zarr import many
 from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_chunk_keys, parse_key
-from icechunk_async.zarr.virtual.references import grid_refs, one_ref, spec_refs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.session import AnySession
     from icechunk_async.storage import RangeRequest
     from icechunk_async.zarr.virtual.references import VirtualChunkSpec
@@ -351,6 +349,8 @@ class IcechunkStore(Store):
             raise TypeError(f"a value must be a zarr Buffer, not {type(value).__name__}")
         match parse_key(key):
             case MetadataKey(path):
+                from icechunk_async.format.zarr_document import parse_document  # noqa: PLC0415 -- on use
+
                 document = value.to_bytes()
                 # Before anything is kept: a document that no snapshot can express would fail the
                 # commit later, and all other changes with it.
@@ -420,6 +420,8 @@ class IcechunkStore(Store):
 
     async def delete_dir(self, prefix: str) -> None:
         """Delete all nodes at and below a path, or a part of an array's chunks."""
+        from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
+
         await self._ensure_open()
         self._check_writable()
         await listing.delete_below(self._workspace, prefix)
@@ -442,6 +444,8 @@ class IcechunkStore(Store):
                 yield key
 
     async def _list_pages(self, prefix: str) -> AsyncIterator[_Page]:
+        from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
+
         await self._ensure_open()
         async for page in listing.key_pages(self._workspace, prefix):
             yield page
@@ -452,11 +456,15 @@ class IcechunkStore(Store):
             yield name
 
     async def _list_names(self, prefix: str) -> _Page:
+        from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
+
         await self._ensure_open()
         return await listing.names(self._workspace, prefix)
 
     async def getsize_prefix(self, prefix: str) -> int:
         """Return the bytes of all values below a path, from references, without reading them."""
+        from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
+
         await self._ensure_open()
         return await listing.total_size(self._workspace, prefix)
 
@@ -558,6 +566,8 @@ class IcechunkStore(Store):
             VirtualContainerError: no container covers it; nothing was stored.
             InvalidStoreKeyError, InvalidCoordinatesError, NodeNotFoundError: nothing was stored.
         """
+        from icechunk_async.zarr.virtual.references import one_ref  # noqa: PLC0415 -- on use
+
         self._check_writable()
         parsed = parse_key(key)
         if not isinstance(parsed, ChunkKey):
@@ -585,6 +595,8 @@ class IcechunkStore(Store):
             VirtualContainerError: no container covers a location; nothing was stored.
             InvalidCoordinatesError: a chunk lies outside of the grid; nothing was stored.
         """
+        from icechunk_async.zarr.virtual.references import spec_refs  # noqa: PLC0415 -- on use
+
         self._check_writable()
         path, rank = self._array_of(array_path)
         locations = self._workspace.virtual.locations
@@ -619,6 +631,8 @@ class IcechunkStore(Store):
 
         Cost: no object is made per chunk; each distinct location is checked once.
         """
+        from icechunk_async.zarr.virtual.references import grid_refs  # noqa: PLC0415 -- on use
+
         self._check_writable()
         path, _ = self._array_of(array_path)
         refs = grid_refs(

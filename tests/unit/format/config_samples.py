@@ -32,8 +32,8 @@ from icechunk_async.format.config import (
     StorageTimeoutSettings,
     TigrisStore,
     VirtualChunkContainer,
-    decode_config,
 )
+from icechunk_async.format.config.codec import decode_config
 
 Preload = ManifestPreloadCondition
 Split = ManifestSplitCondition

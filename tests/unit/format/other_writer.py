@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from icechunk_async.format.ids import ManifestId, NodeId
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from tests.unit.format.table_builder import Field
 
 __all__ = ["OtherManifest"]

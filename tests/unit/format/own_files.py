@@ -9,7 +9,7 @@ import zstandard
 
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.json.metadata import encode_items
-from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.writing import encode_manifest
 from icechunk_async.format.operations_log import Availability, RepoStatus, Update
 from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_info

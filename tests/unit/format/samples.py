@@ -10,14 +10,14 @@ import pytest
 from hypothesis import strategies as st
 
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
-from icechunk_async.format.manifest.refs import (
+from icechunk_async.format.manifest.chunk import (
     ChunkRef,
-    ChunkRefs,
     Coordinates,
     InlineChunk,
     NativeChunk,
     VirtualChunk,
 )
+from icechunk_async.format.manifest.refs import ChunkRefs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import Strings
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.seekable.index import SeekIndex
 from icechunk_async.format.manifest.seekable.reading import AbsentPiecesError, SeekableManifest
 from icechunk_async.format.manifest.seekable.writing import pack_seekable
@@ -16,7 +17,7 @@ from tests.unit.format.samples import manifest_id, node_id
 
 if TYPE_CHECKING:
     from icechunk_async.format.ids import ManifestId, NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
 __all__ = [
     "MANIFEST",

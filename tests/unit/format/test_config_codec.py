@@ -29,9 +29,11 @@ from icechunk_async.format.config import (
     StorageSettings,
     VirtualChunkContainer,
     codec,
+    merge,
+)
+from icechunk_async.format.config.codec import (
     decode_config,
     encode_config,
-    merge,
     splitting_from_json,
     splitting_to_json,
 )

@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from icechunk_async.errors import (
     FormatError,
 )
-from icechunk_async.format.config import (
-    decode_config,
-    encode_config,
-)
+from icechunk_async.format.config.codec import decode_config, encode_config
 from icechunk_async.format.json.flexbuffers import decode_flexbuffer
 from icechunk_async.format.json.flexbuffers_writing import encode_flexbuffer
 from tests.helpers import examples

@@ -17,10 +17,8 @@ from icechunk_async.format.config import (
     S3Options,
     S3Store,
     VirtualChunkContainer,
-    config_from_json,
-    config_to_json,
-    decode_config,
 )
+from icechunk_async.format.config.codec import config_from_json, config_to_json, decode_config
 from icechunk_async.format.config.secrets import is_veiled, veiled_document, veiled_url
 
 HTTP = HttpStore({"token": "hush", "timeout": "3s"}, {"Authorization": "hush"})

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import FEWEST, Buffer, Even, as_array, evenly
 from icechunk_async.format.flatbuffers.reading import Tables, Vectors
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.samples import manifest_id, node_id
 from tests.unit.format.seekable import natives, virtuals
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
 DATA = np.random.default_rng(1).integers(0, 256, 8000, np.uint8).tobytes()
 MANY = st.integers(FEWEST, 3 * FEWEST)

@@ -11,8 +11,8 @@ import pytest
 from icechunk_async._runtime import clock
 from icechunk_async.format.envelope import Envelope, FileType
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.format.operations_log import Availability, RepoMigrated
 from icechunk_async.format.refs import decode_ref, encode_ref
 from icechunk_async.format.repo_info import decode_repo_info

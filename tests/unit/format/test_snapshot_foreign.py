@@ -22,7 +22,7 @@ from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
     from tests.unit.format.table_builder import Field
 
 

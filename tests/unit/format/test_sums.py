@@ -10,16 +10,12 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.crc import KNOWN, crc_of, sum_of
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
+from icechunk_async.format.manifest.chunk import ChunkRef, InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import (
-    ChunkRef,
-    ChunkRefs,
-    InlineChunk,
-    NativeChunk,
-    VirtualChunk,
-)
-from icechunk_async.format.sums import KNOWN, ArraySums, ManifestSums, crc_of, sum_of, without_sum
+from icechunk_async.format.manifest.refs import ChunkRefs
+from icechunk_async.format.sums import ArraySums, ManifestSums, without_sum
 
 DIGEST = hashlib.sha256(b"the manifest").digest()
 

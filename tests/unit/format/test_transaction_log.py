@@ -38,7 +38,7 @@ from tests.unit.format.wire import Table, root
 
 if TYPE_CHECKING:
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
 
 type Touched = dict[NodeId, np.ndarray[tuple[int, int], np.dtype[np.uint32]]]
 

@@ -36,12 +36,8 @@ from icechunk_async.format.alpha.snapshots import (
 )
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
 from icechunk_async.format.json.reading import Part, parse_json
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    NativeChunk,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot import Node, Nodes, Snapshot
 from icechunk_async.format.zarr_array import (
     Extension,

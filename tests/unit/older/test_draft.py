@@ -35,13 +35,8 @@ from icechunk_async.errors import (
     UnsupportedBySpecError,
 )
 from icechunk_async.format.ids import ChunkId, NodeId
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    Kind,
-    NativeChunk,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot import Node, Nodes
 from icechunk_async.storage import BlockingStorage, SuffixRange, open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage

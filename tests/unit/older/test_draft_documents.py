@@ -38,8 +38,9 @@ from icechunk_async.format.draft.parquet import numbers, python_values
 from icechunk_async.format.draft.state import decode_state, encode_state
 from icechunk_async.format.draft.structure import encode_structure, read_structure
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.held import EXPAND, Undecided
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot import (
     ArrayData,
     AttributesPlace,
@@ -57,8 +58,8 @@ from tests.unit.older.older_tools import damage, holding, read_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 
 ID = ManifestId(bytes(range(12)))

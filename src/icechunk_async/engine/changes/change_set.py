@@ -17,10 +17,8 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.moves import Moves
 from icechunk_async.errors import NodeExistsError
 from icechunk_async.format.ids import NodeId
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
-from icechunk_async.format.manifest.row_index import rows_in
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.snapshot import Node
-from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -29,8 +27,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.snapshot import ArrayData, Nodes
+    from icechunk_async.format.transaction_log import TransactionLog
 
 __all__ = ["ArrayChanges", "ChangeSet", "Deleted", "WorkingTree", "settle_together"]
 
@@ -123,6 +123,8 @@ class ArrayChanges:
 
     def columns(self) -> ChunkRefs:
         """Return all changes, deletions included, in ascending order of coordinates."""
+        from icechunk_async.format.manifest.refs import ChunkRefs  # noqa: PLC0415 -- on use
+
         self._settle()
         if not self._blocks:
             return ChunkRefs.empty(self.rank)
@@ -159,6 +161,8 @@ class ArrayChanges:
 
     def clip(self, grid: Coordinates) -> None:
         """Turn changes outside of ``grid`` into deletions; the base's chunks stay."""
+        from icechunk_async.format.manifest.refs import ChunkRefs  # noqa: PLC0415 -- on use
+
         refs = self.columns()
         inside = refs.inside(tuple((0, size) for size in grid))
         if not inside.all():
@@ -170,6 +174,8 @@ class ArrayChanges:
 
     def drop(self, coords: npt.NDArray[np.uint32]) -> None:
         """Undo the changes of some chunks; ``coords`` is ``(n, rank)``."""
+        from icechunk_async.format.manifest.row_index import rows_in  # noqa: PLC0415 -- on use
+
         refs = self.columns()
         keep = ~rows_in(refs.coords, coords)
         self._blocks = [refs.take(keep)] if keep.any() else []
@@ -189,12 +195,16 @@ class ArrayChanges:
 
     def _settle(self) -> None:
         """Turn single changes into a block, so that a newer block can follow."""
+        from icechunk_async.format.manifest.refs import ChunkRefs  # noqa: PLC0415 -- on use
+
         if self._singles:
             self._push(ChunkRefs.from_mapping(self.rank, self._singles).sort())
             self._singles = {}
 
     def _push(self, block: ChunkRefs) -> None:
         """Add the newest block."""
+        from icechunk_async.format.manifest.refs import ChunkRefs  # noqa: PLC0415 -- on use
+
         # Blocks get shorter from the oldest to the newest, as in a binary counter: after 4n, 2n and
         # n rows another n make one block of 8n. So each row of equal batches is sorted a
         # logarithmic number of times. Batches of ever fewer rows stay apart, which lookups pay for:
@@ -299,6 +309,8 @@ class ChangeSet:
 
     def log(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return the transaction log of these changes (spec, "Transaction logs")."""
+        from icechunk_async.format.transaction_log import TransactionLog  # noqa: PLC0415 -- on use
+
         settle_together(self.chunks.values())
         nodes = self.new.values()
         updated = self.updated.values()

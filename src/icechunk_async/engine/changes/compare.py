@@ -8,8 +8,9 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.flatbuffers.writing import copy_pieces
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import merge_pools
-from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs
 from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.transaction_log import unique_coordinates
 

@@ -17,7 +17,8 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet
 from icechunk_async.errors import FormatError, InvalidMetadataError, MergeFailedError
 from icechunk_async.format.ids import NodeId
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.paths import ancestors
 from icechunk_async.format.zarr_document import parse_document
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.changes.change_set import Deleted
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.snapshot import Node, Nodes
 
 __all__ = ["ForkPoint", "MergeClash", "MergeClashKind", "Merger", "Since", "check_fits"]

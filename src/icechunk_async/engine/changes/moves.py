@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidMoveError, NodeExistsError, NodeNotFoundError
 from icechunk_async.format.paths import ancestors
-from icechunk_async.format.transaction_log import Move
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from icechunk_async.format.snapshot import Node, Nodes
+    from icechunk_async.format.transaction_log import Move
 
 __all__ = ["Moves"]
 
@@ -30,9 +30,9 @@ class Moves:
 
     requested: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """``(from, to)`` of each call, in order."""
-    _by_source: dict[str, Move] = field(default_factory=dict[str, Move])
+    _by_source: dict[str, Move] = field(default_factory=dict[str, "Move"])
     """The net move of each node that is elsewhere now, by its path in the base."""
-    _by_target: dict[str, Move] = field(default_factory=dict[str, Move])
+    _by_target: dict[str, Move] = field(default_factory=dict[str, "Move"])
     _targets: list[str] = field(default_factory=list[str])
     """Sorted, so that the nodes below a path are a slice of the list."""
 
@@ -97,6 +97,8 @@ class Moves:
 
         Cost: time in proportion to the nodes moved.
         """
+        from icechunk_async.format.transaction_log import Move  # noqa: PLC0415 -- on use
+
         self._check(base, source, target, created)
         subtree = [source, *self.paths(base, source)]
         stem = target.rstrip("/")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.config import ManifestSplittingConfig
-    from icechunk_async.format.manifest.refs import Coordinates, Extents
+    from icechunk_async.format.manifest.chunk import Coordinates, Extents
     from icechunk_async.format.snapshot import ArrayData, ManifestRef
 
 __all__ = ["CellPlan", "SplitPlan", "plan_manifests", "split_sizes"]

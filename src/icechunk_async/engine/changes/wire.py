@@ -20,9 +20,10 @@ from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.envelope import decompress
 from icechunk_async.format.flatbuffers.writing import copy_pieces
 from icechunk_async.format.ids import ChunkId, NodeId, SnapshotId
+from icechunk_async.format.manifest import MAX_RANK
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import Strings
-from icechunk_async.format.manifest.reading import MAX_RANK
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.paths import check_path
 from icechunk_async.format.snapshot import ArrayData, Dimension, Node
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.manifest.locations import StringPool
-    from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.sums import Codes
 
 __all__ = [

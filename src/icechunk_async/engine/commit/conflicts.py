@@ -15,7 +15,7 @@ from icechunk_async.engine.changes.detect import Conflict, ConflictKind
 from icechunk_async.engine.tree.workspace import document_of
 from icechunk_async.errors import WrongTypeError
 from icechunk_async.format.json.metadata import encode_items
-from icechunk_async.format.manifest.refs import Coordinates
+from icechunk_async.format.manifest.chunk import Coordinates
 from icechunk_async.format.paths import check_path
 from icechunk_async.format.repo_info import SnapshotInfo
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.changes.change_set import ChangeSet
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
     from icechunk_async.format.snapshot import Node, Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
 

@@ -36,8 +36,8 @@ from icechunk_async.engine.sidecars.digests import digests_of, listed
 from icechunk_async.errors import FormatError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList
 from icechunk_async.format.ids import ManifestId
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.seekable.writing import MAX_PATCHED_REFS
 from icechunk_async.format.snapshot import Files, ManifestFileInfo, ManifestRef
 from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from icechunk_async.format.digests import Listed
     from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.manifest.seekable.writing import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import ArrayData, Node, Nodes, Snapshot

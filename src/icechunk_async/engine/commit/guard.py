@@ -16,7 +16,7 @@ from icechunk_async.engine.files.ages import are_older, chunk_times
 from icechunk_async.engine.history.collections import Collection, DraftOutdatedError, read_notes
 from icechunk_async.errors import ChunksCollectedError, ConflictError
 from icechunk_async.format.id_set import IdSet
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.chunk import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

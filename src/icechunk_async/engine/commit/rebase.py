@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from icechunk_async.engine.history import History
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.chunk import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

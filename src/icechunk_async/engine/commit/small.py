@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.changes.change_set import ArrayChanges
     from icechunk_async.format.config import ManifestSplittingConfig
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Node
 
 __all__ = ["Small", "merged", "small_array"]

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.engine.files.layout import EncodedSnapshot
 from icechunk_async.format import layout as keys
 from icechunk_async.format.envelope import (
     Envelope,
@@ -21,25 +20,18 @@ from icechunk_async.format.envelope import (
     with_cut_seconds,
 )
 from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
-from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.seekable.reading import (
-    longer_tail,
-    open_seekable,
-    tail_extent,
-)
-from icechunk_async.format.manifest.seekable.writing import pack_manifest, patch_manifest
-from icechunk_async.format.manifest.writing import encode_manifest
 from icechunk_async.format.snapshot import decode_snapshot, encode_snapshot
-from icechunk_async.format.transaction_log import (
-    decode_transaction_log,
-    encode_transaction_log,
-    fitting_level,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from icechunk_async.engine.files.layout import Bytes, LogCodec, ManifestCodec, SnapshotCodec
+    from icechunk_async.engine.files.layout import (
+        Bytes,
+        EncodedSnapshot,
+        LogCodec,
+        ManifestCodec,
+        SnapshotCodec,
+    )
     from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
     from icechunk_async.format.manifest.held import Extent, HeldManifest
     from icechunk_async.format.manifest.reading import Manifest
@@ -73,6 +65,8 @@ class _Snapshots:
         return _OpenedSnapshot(unpack(data, FileType.SNAPSHOT))
 
     def encode(self, snapshot: Snapshot, parent: Snapshot | None, level: int) -> EncodedSnapshot:
+        from icechunk_async.engine.files.layout import EncodedSnapshot  # noqa: PLC0415 -- on use
+
         del parent
         payload = encode_snapshot(snapshot, self.spec_version)
         data = pack(payload, FileType.SNAPSHOT, self.spec_version, level=level)
@@ -88,12 +82,18 @@ class _Pieces:
     unsized_tail = 0
 
     def tail_extent(self, size_bytes: int) -> Extent:
+        from icechunk_async.format.manifest.seekable.reading import tail_extent  # noqa: PLC0415 -- on use
+
         return tail_extent(size_bytes)
 
     def longer_tail(self, size_bytes: int, tail: Bytes) -> Extent | None:
+        from icechunk_async.format.manifest.seekable.reading import longer_tail  # noqa: PLC0415 -- on use
+
         return longer_tail(size_bytes, tail)
 
     def open(self, manifest_id: ManifestId, size_bytes: int, tail: Bytes) -> HeldManifest | None:
+        from icechunk_async.format.manifest.seekable.reading import open_seekable  # noqa: PLC0415 -- on use
+
         return open_seekable(manifest_id, size_bytes, tail)
 
 
@@ -117,6 +117,8 @@ class _Manifests:
         return ManifestFile(manifest_id, data, open_manifest)
 
     def decode(self, manifest_id: ManifestId, data: Bytes) -> Manifest:
+        from icechunk_async.format.manifest.reading import decode_manifest  # noqa: PLC0415 -- on use
+
         del manifest_id
         # The official engine rounds times of virtual chunks down to seconds; the stamp in the
         # header tells whose file it is.
@@ -130,6 +132,9 @@ class _Manifests:
         level: int,
         dictionary: LocationDictionary | None,
     ) -> bytes:
+        from icechunk_async.format.manifest.seekable.writing import pack_manifest  # noqa: PLC0415 -- on use
+        from icechunk_async.format.manifest.writing import encode_manifest  # noqa: PLC0415 -- on use
+
         payload = _encoded_small(manifest_id, arrays)
         if payload is None:
             payload = encode_manifest(manifest_id, arrays, location_dictionary=dictionary)
@@ -147,6 +152,8 @@ class _Manifests:
         changed: ChunkRefs,
         level: int,
     ) -> PatchedManifest | None:
+        from icechunk_async.format.manifest.seekable.writing import patch_manifest  # noqa: PLC0415 -- on use
+
         return patch_manifest(data, ids, node_id, changed, self.spec_version, level=level)
 
 
@@ -176,9 +183,13 @@ class _Logs:
         return keys.transaction_key(snapshot_id)
 
     def decode(self, data: Bytes) -> TransactionLog:
+        from icechunk_async.format.transaction_log import decode_transaction_log  # noqa: PLC0415 -- on use
+
         return decode_transaction_log(unpack(data, FileType.TRANSACTION_LOG).payload)
 
     def encode(self, log: TransactionLog, level: int) -> bytes:
+        from icechunk_async.format.transaction_log import encode_transaction_log, fitting_level  # noqa: PLC0415 -- on use
+
         payload = encode_transaction_log(log, self.spec_version)
         level = fitting_level(log, level)
         return pack(payload, FileType.TRANSACTION_LOG, self.spec_version, level=level)

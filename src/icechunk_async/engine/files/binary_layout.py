@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.files.layout import LogCodec, ManifestCodec, SnapshotCodec
     from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
+    from icechunk_async.format.manifest.chunk import ChunkRef
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.snapshot import Nodes
 
 __all__ = ["BinaryLayout"]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import ChunkDamagedError
+from icechunk_async.format.crc import crc_of, sum_of
 from icechunk_async.format.layout import chunk_key
-from icechunk_async.format.sums import crc_of, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from icechunk_async.format.manifest.refs import NativeChunk
+    from icechunk_async.format.manifest.chunk import NativeChunk
 
 __all__ = ["ReadChecks", "VerifiedReads", "damaged_chunk"]
 

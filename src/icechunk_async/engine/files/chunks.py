@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.manifest.refs import NativeChunk
+from icechunk_async.format.manifest.chunk import NativeChunk
 from icechunk_async.storage import ByteRange
 from icechunk_async.storage.extensions import ByteReads
-from icechunk_async.storage.policies.cache import Cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +63,8 @@ class ChunkFiles:
 
     async def read_again(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a chunk object from the storage, past all caches; as `read`."""
+        from icechunk_async.storage.policies.cache import Cached  # noqa: PLC0415 -- on use
+
         # Without this a copy that is damaged in the cache would be compared again, and found
         # damaged again.
         if isinstance(self.storage, Cached):

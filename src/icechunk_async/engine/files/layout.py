@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
+    from icechunk_async.format.manifest.chunk import ChunkRef
     from icechunk_async.format.manifest.held import Extent, HeldManifest
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.manifest.seekable.writing import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import Nodes, Snapshot

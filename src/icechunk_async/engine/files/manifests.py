@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map, gather
-from icechunk_async.engine.sidecars.sums import with_sums
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, HeldManifest, Undecided
 from icechunk_async.storage import ByteRange, SuffixRange
@@ -29,9 +28,10 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.layout import Layout, ManifestPieces
     from icechunk_async.engine.sidecars.sums import SumFiles
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.held import Extent
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.storage import BlockingStorage, RangeRequest, Retrieved, Storage
 
@@ -120,6 +120,8 @@ class ManifestFiles:
 
         Args and errors as `get`. Cost: one request more, at the same time, unless cached.
         """
+        from icechunk_async.engine.sidecars.sums import with_sums  # noqa: PLC0415 -- on use
+
         if self._attach_sums:
             return await self.get(manifest_id, size_bytes)
         manifest, sums = await gather(
@@ -280,6 +282,8 @@ class ManifestFiles:
         """Attach checksums to a manifest that is decoded, if references are returned with them."""
         if not self._attach_sums or held.columns is None:
             return held
+        from icechunk_async.engine.sidecars.sums import with_sums  # noqa: PLC0415 -- on use
+
         return with_sums(held.columns, await self._sums.load(manifest_id))
 
     async def read(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
@@ -456,6 +460,8 @@ class BlockingManifestFiles:
         self, manifest_id: ManifestId, size_bytes: int, held: HeldManifest | None, sums: SumFiles
     ) -> Manifest:
         """Decode a manifest whole, and keep it with its sums."""
+        from icechunk_async.engine.sidecars.sums import with_sums  # noqa: PLC0415 -- on use
+
         if held is None or not held.is_whole:
             held = self._read_whole(manifest_id, size_bytes)
         while (columns := held.columns) is None:

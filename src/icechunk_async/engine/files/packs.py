@@ -19,7 +19,7 @@ import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.manifest.refs import NativeChunk
+from icechunk_async.format.manifest.chunk import NativeChunk
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -12,13 +12,13 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidCoordinatesError, InvalidInputError
-from icechunk_async.format.manifest.refs import Kind
-from icechunk_async.format.manifest.row_index import rows_in
+from icechunk_async.format.manifest.chunk import Kind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from icechunk_async.format.manifest.refs import ChunkRefs, Coordinates, Extents
+    from icechunk_async.format.manifest.chunk import Coordinates, Extents
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.snapshot import ArrayData, ManifestRef, Node, Snapshot
 
 __all__ = ["ArrayState", "bad_rank", "covers", "in_grid", "no_bytes", "outside"]
@@ -44,6 +44,8 @@ class ArrayState:
 
     def counting(self, manifest: ManifestRef, refs: ChunkRefs) -> ChunkRefs:
         """Return those references of a manifest that the session did not replace or cut off."""
+        from icechunk_async.format.manifest.row_index import rows_in  # noqa: PLC0415 -- on use
+
         keep = refs.inside(self.box)
         ours = self._ours_within(manifest)
         if len(ours):

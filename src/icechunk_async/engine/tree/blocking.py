@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Self
 
 from icechunk_async.engine.files.checks import damaged_chunk
 from icechunk_async.engine.tree.workspace import InManifests
-from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
-from icechunk_async.format.sums import sum_of
+from icechunk_async.format.crc import sum_of
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import BlockingFiles
     from icechunk_async.engine.tree.workspace import Workspace
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.storage import Data, RangeRequest
 
 __all__ = ["BlockingChunks"]

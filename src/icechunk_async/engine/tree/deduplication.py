@@ -17,9 +17,9 @@ from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.files.manifests import offload
 from icechunk_async.errors import FormatError, IcechunkError
+from icechunk_async.format.crc import sum_of
 from icechunk_async.format.id_set import IdSet
-from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
-from icechunk_async.format.sums import sum_of
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.tree.blocking import BlockingChunks
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.id_set import Ids
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.storage import Data
 
 __all__ = ["MAX_REMEMBERED", "Deduplication"]

@@ -17,7 +17,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.tree.workspace import InManifests
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.format.manifest.refs import InlineChunk, Kind, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk, VirtualChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.engine.virtual.chunks import VirtualLocations
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
+    from icechunk_async.format.manifest.chunk import ChunkRef
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
 __all__ = [
     "Batches",

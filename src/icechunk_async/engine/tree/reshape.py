@@ -12,7 +12,8 @@ import numpy as np
 from icechunk_async.engine.tree.workspace import document_of
 from icechunk_async.errors import InvalidCoordinatesError, InvalidInputError, SessionStateError
 from icechunk_async.format.json.values import is_object
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.row_index import rows_in
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.tree.array_state import ArrayState
     from icechunk_async.engine.tree.workspace import Workspace
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.snapshot import Node
 
     type _Rows = npt.NDArray[np.int64]

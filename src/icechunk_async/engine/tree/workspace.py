@@ -32,15 +32,9 @@ from icechunk_async.errors import (
     SessionStateError,
     StorageUnavailableError,
 )
+from icechunk_async.format.crc import sum_of
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.held import Undecided
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    Kind,
-    NativeChunk,
-    VirtualChunk,
-)
-from icechunk_async.format.sums import sum_of
 from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
@@ -50,7 +44,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.tree.deduplication import Deduplication
     from icechunk_async.engine.virtual.chunks import VirtualChunks
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.snapshot import (
         ArrayData,
         ManifestFileInfo,
@@ -627,6 +622,8 @@ class Workspace:
         Raises:
             NodeNotFoundError: there is no array.
         """
+        from icechunk_async.format.manifest.refs import ChunkRefs  # noqa: PLC0415 -- on use
+
         with self.lock:
             node = self.array(path)
             assert node.array is not None
@@ -685,6 +682,8 @@ class Workspace:
 
         They have their checksums if the repository keeps such.
         """
+        from icechunk_async.format.manifest.refs import ChunkRefs  # noqa: PLC0415 -- on use
+
         parts = await bounded_map(
             lambda manifest: self.manifest_refs(state, manifest, sums=self.assets.keeps_sums),
             state.manifests,

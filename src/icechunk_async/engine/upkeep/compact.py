@@ -22,9 +22,10 @@ from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.upkeep.sweep import object_name, pages
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.crc import sum_of
 from icechunk_async.format.id_set import parse_ids
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
-from icechunk_async.format.sums import sum_of
+from icechunk_async.format.manifest.chunk import Kind, NativeChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:

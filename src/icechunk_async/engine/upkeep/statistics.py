@@ -11,7 +11,7 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.upkeep.room import count_unfinished
 from icechunk_async.engine.upkeep.survey import Survey
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.chunk import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,12 +18,13 @@ from icechunk_async.engine.sidecars.digests import listed
 from icechunk_async.engine.sidecars.sums import with_sums
 from icechunk_async.engine.upkeep.integrity.structure import stored, uncached
 from icechunk_async.errors import FormatError, ObjectNotFoundError
+from icechunk_async.format.crc import sum_of
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList, Listed, node_lines
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.layout import digests_key, manifest_key, sums_key
+from icechunk_async.format.manifest.chunk import NativeChunk
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import NativeChunk
-from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, sum_of, without_sum
+from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

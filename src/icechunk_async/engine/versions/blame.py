@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.engine.open import Engine
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Node, Snapshot
 

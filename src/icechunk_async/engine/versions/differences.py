@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.tree.array_state import ArrayState
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates, Extents
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates, Extents
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestRef, Node, Snapshot
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.versions.differences import Differences
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
     from icechunk_async.format.snapshot import Node, Snapshot
 
 __all__ = [

@@ -34,7 +34,7 @@ from icechunk_async.errors import (
     NodeNotFoundError,
 )
 from icechunk_async.format.ids import NodeId, SnapshotId
-from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest import MAX_RANK
 from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.versions.combine import Combined
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Node, Snapshot
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.versions.combine import Combined
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.transaction_log import TransactionLog
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.changes.compare import common_rows, compare_refs
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk
+from icechunk_async.format.manifest.chunk import InlineChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.versions.timeline import ArrayVersion
     from icechunk_async.format.ids import ManifestId, NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates, Extents
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates, Extents
     from icechunk_async.format.snapshot import ManifestFileInfo
 
     type Places = npt.NDArray[np.uint32]

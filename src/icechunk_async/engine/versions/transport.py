@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.versions.differences import Differences
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.snapshot import Node, Nodes, Snapshot
 
 __all__ = ["Transported", "follows", "transport"]

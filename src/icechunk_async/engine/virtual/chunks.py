@@ -21,7 +21,6 @@ from urllib.parse import quote, unquote, urlsplit
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.credentials._refresh import Credential
-from icechunk_async.engine.virtual.sources import source_options, source_place
 from icechunk_async.errors import (
     IcechunkError,
     InvalidInputError,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 
     from icechunk_async.format.config import VirtualChunkContainer
-    from icechunk_async.format.manifest.refs import VirtualChunk
+    from icechunk_async.format.manifest.chunk import VirtualChunk
     from icechunk_async.storage import RangeRequest, Retrieved, Storage
 
     type VirtualAccess = Credential | Storage | Mapping[str, object] | None
@@ -391,7 +390,7 @@ class VirtualChunks:
 
 def _whole(location: str) -> VirtualChunk:
     """Return a chunk that stands for a whole object."""
-    from icechunk_async.format.manifest.refs import VirtualChunk  # noqa: PLC0415 -- on use
+    from icechunk_async.format.manifest.chunk import VirtualChunk  # noqa: PLC0415 -- on use
 
     return VirtualChunk(location, 0, 0)
 
@@ -496,6 +495,11 @@ async def open_virtual(
         for prefix, grant in grants.items():
             access = grant.access
             if access is None or isinstance(access, Mapping | Credential):
+                from icechunk_async.engine.virtual.sources import (  # noqa: PLC0415 -- on use
+                    source_options,
+                    source_place,
+                )
+
                 place = source_place(prefix)
                 options = await source_options(known[prefix], access, own.get(prefix))
                 storage = await stack.enter_async_context(

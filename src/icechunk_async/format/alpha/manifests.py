@@ -16,15 +16,17 @@ from icechunk_async.format.alpha.parts import MAX_U32, read_bytes, read_id
 from icechunk_async.format.alpha.snapshots import node_number
 from icechunk_async.format.ids import ChunkId, NodeId
 from icechunk_async.format.json.reading import parse_json
-from icechunk_async.format.manifest.reading import MAX_RANK, Manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest import MAX_RANK
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.reading import Manifest
+from icechunk_async.format.manifest.refs import ChunkRefs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from icechunk_async.format.ids import ManifestId
     from icechunk_async.format.json.reading import Part
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
 __all__ = ["decode_manifest", "encode_manifest"]
 

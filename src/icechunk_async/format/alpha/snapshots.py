@@ -36,7 +36,7 @@ from icechunk_async.format.flatbuffers.checks import MAX_SHARING
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.json.reading import parse_json
 from icechunk_async.format.json.values import check_text, checked_json, is_list, is_object
-from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest import MAX_RANK
 from icechunk_async.format.snapshot import (
     Ancestor,
     ArrayData,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.json.reading import Part
     from icechunk_async.format.json.values import JSON
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
 
 __all__ = [
     "REFUSALS",

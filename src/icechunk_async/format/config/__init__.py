@@ -5,14 +5,6 @@ effect. `settings`, `conditions` and `containers` declare the sections, `codec` 
 them.
 """
 
-from icechunk_async.format.config.codec import (
-    config_from_json,
-    config_to_json,
-    decode_config,
-    encode_config,
-    splitting_from_json,
-    splitting_to_json,
-)
 from icechunk_async.format.config.conditions import (
     DEFAULT_PRELOAD_CONDITION,
     DEFAULT_SPLIT_SIZES,
@@ -86,11 +78,5 @@ __all__ = [
     "StorageTimeoutSettings",
     "TigrisStore",
     "VirtualChunkContainer",
-    "config_from_json",
-    "config_to_json",
-    "decode_config",
-    "encode_config",
     "merge",
-    "splitting_from_json",
-    "splitting_to_json",
 ]

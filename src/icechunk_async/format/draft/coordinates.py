@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest import MAX_RANK
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
 
     type Bytes = npt.NDArray[np.uint8]
     type Offsets = npt.NDArray[np.int64]

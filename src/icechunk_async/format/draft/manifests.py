@@ -23,10 +23,11 @@ from icechunk_async.format.draft.names import chunk_ids, chunk_names, is_url
 from icechunk_async.format.draft.pages import read_footer
 from icechunk_async.format.draft.parquet import ParquetReader, distinct, numbers, write_parquet
 from icechunk_async.format.ids import NodeId
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.held import EXPAND, Undecided
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.draft.pages import Group
     from icechunk_async.format.ids import ManifestId
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.held import Extent
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 __all__ = [
     "MANIFEST",

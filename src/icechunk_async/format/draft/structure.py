@@ -28,7 +28,7 @@ from icechunk_async.format.draft.parquet import (
 from icechunk_async.format.envelope import believable_bytes
 from icechunk_async.format.ids import ManifestId, NodeId
 from icechunk_async.format.json.reading import parse_json
-from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest import MAX_RANK
 from icechunk_async.format.snapshot import (
     ArrayData,
     AttributesPlace,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from icechunk_async.format.json.values import JSON
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
     from icechunk_async.format.snapshot import Snapshot
 
 __all__ = [

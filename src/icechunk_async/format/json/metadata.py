@@ -16,7 +16,6 @@ from icechunk_async.errors import (
     WrongTypeError,
 )
 from icechunk_async.format.flatbuffers.blocks import REF, Shape, blob, string, table, vector
-from icechunk_async.format.json.flexbuffers import decode_flexbuffer
 from icechunk_async.format.json.values import JSON, checked_json, utf8
 
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ def decode_value(data: bytes | memoryview, spec_version: int) -> JSON:
 
             return decode_messagepack(data)
         case 2:
+            from icechunk_async.format.json.flexbuffers import decode_flexbuffer  # noqa: PLC0415 -- on use
+
             return decode_flexbuffer(data)
         case _:
             raise UnsupportedSpecVersionError(

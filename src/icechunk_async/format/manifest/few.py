@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async.format.flatbuffers.blocks import IDENTIFIER
 from icechunk_async.format.flatbuffers.writing import vtable
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.chunk import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

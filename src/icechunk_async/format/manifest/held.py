@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 __all__ = ["BYTES_PER_REF", "EXPAND", "Extent", "HeldManifest", "Undecided"]
 

@@ -17,12 +17,13 @@ import zstandard
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.reading import Vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy.typing as npt
+
+    from icechunk_async.format.flatbuffers.reading import Vectors
 
 
 __all__ = ["EMPTY_POOL", "StoredStrings", "StringPool", "Strings", "join_stored", "merge_pools"]
@@ -194,6 +195,8 @@ type StringPool = Strings | StoredStrings
 
 def join_stored(pools: Sequence[StringPool]) -> StringPool:
     """Join pools of one manifest; nothing is decoded."""
+    from icechunk_async.format.flatbuffers.reading import Vectors  # noqa: PLC0415 -- on use
+
     stored = [pool for pool in pools if isinstance(pool, StoredStrings)]
     if not stored:
         return EMPTY_POOL  # nothing else is made from a file

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind, VirtualChunk
+from icechunk_async.format.manifest.chunk import Kind, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.row_index import rows_in
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.manifest.refs import Coordinates, Extents
+    from icechunk_async.format.manifest.chunk import Coordinates, Extents
 
 __all__ = ["merge"]
 

@@ -26,26 +26,18 @@ from icechunk_async.format.flatbuffers.checks import (
     outside,
     pointless,
 )
-from icechunk_async.format.flatbuffers.reading import Tables, Vectors
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
+from icechunk_async.format.manifest import MAX_RANK
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND
-from icechunk_async.format.manifest.reading import (
-    MAX_RANK,
-    Manifest,
-    beyond_objects,
-    decode_array,
-    decode_manifest,
-    decode_rows,
-    listed_twice,
-    location_dictionary,
-)
-from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.held import HeldManifest, Undecided
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
+    from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
 __all__ = ["ManifestFile", "PackedManifest", "open_manifest"]
 
@@ -177,12 +169,16 @@ class PackedManifest:
             return self._columns()
         is_only = count == 1
         if node_id is None or is_only or self._is_beyond(node_id) or not self._place(node_id)[1]:
+            from icechunk_async.format.manifest.reading import decode_manifest  # noqa: PLC0415 -- on use
+
             return decode_manifest(self._view, seconds_cut=self._seconds_cut)
         self._decode(node_id)
         return self
 
     def _columns(self) -> Manifest:
         """Return the manifest whose arrays are all decoded already."""
+        from icechunk_async.format.manifest.reading import Manifest  # noqa: PLC0415 -- on use
+
         arrays: dict[NodeId, ChunkRefs] = {}
         strays: dict[tuple[NodeId, int], ChunkRefs] = {}
         for node_id, ranks in self._decoded.items():
@@ -193,6 +189,9 @@ class PackedManifest:
 
     def _decode(self, node_id: NodeId) -> dict[int, ChunkRefs]:
         """Decode one array that is there; return its references by rank."""
+        from icechunk_async.format.flatbuffers.reading import Vectors  # noqa: PLC0415 -- on use
+        from icechunk_async.format.manifest.reading import decode_array  # noqa: PLC0415 -- on use
+
         first, count = self._place(node_id)
         vector = Vectors(self._buffer, np.array([first]), np.array([count]), 4)
         # Alone as together: `decode_manifest` bounds the vectors of all arrays, this one that of
@@ -259,6 +258,8 @@ class PackedManifest:
             return 0, 0
         # Bisection finds the first of equal ids, so one look behind it tells whether there are two.
         if row + 1 < count and self._node(row + 1) == node_id:
+            from icechunk_async.format.manifest.reading import listed_twice  # noqa: PLC0415 -- on use
+
             raise listed_twice(self.id, node_id)
         found = self._vector(self._array(row), 1, required="refs")
         self._places[node_id] = found
@@ -281,6 +282,8 @@ class PackedManifest:
         if native:
             offset, length = self._number(table, 2), self._number(table, 3)
             if offset + length >= 1 << 63:
+                from icechunk_async.format.manifest.reading import beyond_objects  # noqa: PLC0415 -- on use
+
                 raise beyond_objects()
             return NativeChunk(ChunkId(self._bytes(native, ChunkId.size_bytes)), offset, length)
         is_virtual = self._field(table, 5, 4) or self._field(table, 8, 4)
@@ -288,6 +291,9 @@ class PackedManifest:
             start, size = self._vector(table, 1, item_size=1)
             self._check(start, size)
             return InlineChunk(self._view[start : start + size])
+        from icechunk_async.format.flatbuffers.reading import Tables  # noqa: PLC0415 -- on use
+        from icechunk_async.format.manifest.reading import decode_rows  # noqa: PLC0415 -- on use
+
         tables = Tables(self._buffer, np.array([table], np.int64))
         columns = np.array([coords], np.uint32).reshape(1, len(coords))
         found = decode_rows(tables, columns, self._dictionary)
@@ -295,6 +301,9 @@ class PackedManifest:
 
     @cached_property
     def _dictionary(self) -> bytes | None:
+        from icechunk_async.format.flatbuffers.reading import Tables  # noqa: PLC0415 -- on use
+        from icechunk_async.format.manifest.reading import location_dictionary  # noqa: PLC0415 -- on use
+
         return location_dictionary(Tables.root(self._buffer))
 
     def _coords(self, table: int) -> Coordinates:

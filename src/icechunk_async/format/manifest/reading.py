@@ -16,8 +16,10 @@ from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import FEWEST, Buffer
 from icechunk_async.format.flatbuffers.reading import Tables, Vectors
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
+from icechunk_async.format.manifest import MAX_RANK
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import StoredStrings, join_stored
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind, disorder
+from icechunk_async.format.manifest.refs import ChunkRefs, disorder
 from icechunk_async.format.manifest.row_index import ascends
 
 if TYPE_CHECKING:
@@ -25,15 +27,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.locations import StringPool
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
     type Column = npt.NDArray[Any]
     type Rows = npt.NDArray[np.int64] | slice
     """Indices in ascending order, or a slice: all rows."""
 
 __all__ = [
-    "MAX_RANK",
     "Manifest",
     "Room",
     "beyond_objects",
@@ -45,8 +46,6 @@ __all__ = [
 ]
 
 _ZSTD: Final = 1
-MAX_RANK: Final = 64
-"""NumPy has no arrays of more axes, so Zarr has none either."""
 _BLOCK: Final = 1 << 16
 """References that are decoded at a time."""
 _MIN_REF_BYTES: Final = 16

@@ -3,13 +3,12 @@
 A reference says where the bytes of one chunk are: inline in the manifest, in a chunk object of
 the repository (native), or in somebody else's object (virtual). Columns are never turned into
 Python objects wholesale; `ChunkRefs.ref` makes one on demand. Such
-objects are short-lived: results of lookups, or changes that are not in columns yet.
+objects (`chunk`) are short-lived: results of lookups, or changes that are not in columns yet.
 """
 
 from __future__ import annotations
 
 from dataclasses import field, replace
-from enum import IntEnum
 from functools import cache, cached_property
 from itertools import chain, compress
 from operator import attrgetter
@@ -21,6 +20,7 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.flatbuffers.writing import copy_pieces
 from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.locations import EMPTY_POOL, StringPool, Strings, merge_pools
 from icechunk_async.format.manifest.row_index import RowIndex
 
@@ -29,76 +29,18 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates, Extents
+
     type _Rows = npt.NDArray[np.bool_] | slice
 
 __all__ = [
     "NO_ETAG",
-    "ChunkRef",
     "ChunkRefs",
-    "Coordinates",
-    "Extents",
-    "InlineChunk",
-    "Kind",
-    "NativeChunk",
-    "VirtualChunk",
     "columns_of",
     "constant",
     "disorder",
 ]
 
-
-type Coordinates = tuple[int, ...]
-"""Where a chunk is in its array's grid, one number an axis."""
-type Extents = tuple[tuple[int, int], ...]
-"""A box of the chunk grid: ``(start, stop)`` along each axis, half-open."""
-
-
-class Kind(IntEnum):
-    """Where a chunk's bytes are."""
-
-    INLINE = 0
-    NATIVE = 1
-    VIRTUAL = 2
-    DELETED = 3
-    """In a session: the chunk was deleted. Never stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class InlineChunk:
-    """The bytes themselves."""
-
-    data: bytes | memoryview = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class NativeChunk:
-    """Bytes ``[offset, offset + length)`` of a chunk object of the repository."""
-
-    chunk_id: ChunkId
-    offset: int
-    length: int
-    sum: int = field(default=0, compare=False)
-    """The code of the checksum of these bytes, see `format.sums`; 0 if it is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class VirtualChunk:
-    """Bytes ``[offset, offset + length)`` of an object outside the repository.
-
-    At most one of ``etag`` and ``last_modified`` guards against a changed source.
-    """
-
-    location: str
-    offset: int
-    length: int
-    etag: str | None = None
-    last_modified: int | None = None
-    """Seconds since the epoch: the source must not be newer."""
-    seconds_cut: bool = field(default=False, compare=False)
-    """Whether the time may have been rounded down, as other writers do; ours is rounded up."""
-
-
-type ChunkRef = InlineChunk | NativeChunk | VirtualChunk
 
 NO_ETAG: Final = -1
 """In a column of ETags: none."""

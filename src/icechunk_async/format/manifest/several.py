@@ -15,6 +15,7 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.flatbuffers.writing import copy_pieces
 from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk
 from icechunk_async.format.manifest.few import (
     MOST,
     MOST_INLINE,
@@ -23,14 +24,7 @@ from icechunk_async.format.manifest.few import (
     record_of,
 )
 from icechunk_async.format.manifest.locations import EMPTY_POOL
-from icechunk_async.format.manifest.refs import (
-    NO_ETAG,
-    ChunkRefs,
-    InlineChunk,
-    Kind,
-    NativeChunk,
-    constant,
-)
+from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs, constant
 from icechunk_async.format.manifest.row_index import ascends
 
 if TYPE_CHECKING:
@@ -39,8 +33,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.few import Record
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
     type Refs = Mapping[Coordinates, ChunkRef | None]
 

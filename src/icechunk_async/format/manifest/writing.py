@@ -15,8 +15,8 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
 from icechunk_async.format.flatbuffers.writing import BLOCK, Layout, vtable
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import merge_pools
-from icechunk_async.format.manifest.refs import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

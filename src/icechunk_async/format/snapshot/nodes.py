@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
     from icechunk_async.format.snapshot.table import NodeTable
 
 __all__ = ["ArrayData", "Dimension", "ManifestRef", "Node", "Nodes"]

@@ -15,8 +15,9 @@ import zstandard
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import Strings
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.zarr.virtual.zarr2 import array_document, fill_attribute
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
 
     type Document = dict[str, Any]
     type Guard = Literal["auto", "last-modified", "none"]

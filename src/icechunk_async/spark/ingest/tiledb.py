@@ -18,7 +18,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.tree.listing import Batches
 from icechunk_async.errors import InvalidInputError, ObjectNotFoundError
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.repository import Repository
 from icechunk_async.spark.ingest.scan import Places, Scanned, ScannedArray, SourceState
 from icechunk_async.storage import CommonPrefix

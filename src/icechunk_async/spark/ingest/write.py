@@ -11,7 +11,8 @@ from icechunk_async._runtime.blocking.portal import run
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import NodeExistsError
 from icechunk_async.format.json.reading import parse_json
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.spark.ingest.plan import Template, to_units, with_shape
@@ -23,7 +24,7 @@ from icechunk_async.zarr.virtual.zarr2 import group_document
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.spark.ingest.catalog import Catalog, Entry
     from icechunk_async.spark.ingest.plan import Placed, Plan
     from icechunk_async.spark.ingest.scan import Document, Guard, Scanned, ScannedArray

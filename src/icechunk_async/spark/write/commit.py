@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
 
     from icechunk_async.errors import DuplicateRowsError
-    from icechunk_async.format.manifest.refs import NativeChunk
+    from icechunk_async.format.manifest.chunk import NativeChunk
     from icechunk_async.spark.grid import ChunkGrid
     from icechunk_async.spark.write.cooperative import CooperativeWrite, Published, Transaction
     from icechunk_async.spark.write.plan import WritePlan

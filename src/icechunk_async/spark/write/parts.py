@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import zarr
 
-    from icechunk_async.format.manifest.refs import NativeChunk
+    from icechunk_async.format.manifest.chunk import NativeChunk
     from icechunk_async.spark.grid import Block, ChunkGrid
 
     type Ints = npt.NDArray[np.int64]

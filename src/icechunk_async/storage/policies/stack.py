@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
-from icechunk_async.storage.policies.hedge import Hedged, HedgePolicy
 from icechunk_async.storage.policies.limit import Limited
 from icechunk_async.storage.policies.observe import traced
 from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
@@ -29,6 +28,7 @@ from icechunk_async.storage.protocol import BlockingStorage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.storage.policies.hedge import HedgePolicy
     from icechunk_async.storage.policies.limit import Budget
     from icechunk_async.storage.protocol import Storage
 
@@ -62,6 +62,8 @@ def with_policies(
         return limited
     reads: Storage = Retrying(limited, policies.retry, immutable=immutable)
     if policies.hedge is not None:
+        from icechunk_async.storage.policies.hedge import Hedged  # noqa: PLC0415 -- on use
+
         reads = Hedged(reads, immutable, policies.hedge)
     return Coalescing(reads, policies.coalesce)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
-from icechunk_async.sync.credentials import azure_credentials, gcs_credentials, s3_credentials
 from icechunk_async.sync.official.containers import AnyObjectStoreConfig, ObjectStoreConfig
 from icechunk_async.sync.official.sections import (
     ChecksumAlgorithm,
@@ -180,6 +179,8 @@ def _described(
 
 def _s3(make: Callable[..., Storage], arguments: dict[str, Any]) -> Storage:
     """Make a storage whose client has options; `anonymous` concerns its credentials as well."""
+    from icechunk_async.sync.credentials import s3_credentials  # noqa: PLC0415 -- on use
+
     shared = _OPTIONS - {"anonymous"}
     others = {name: value for name, value in arguments.items() if name not in shared}
     return _described(make, s3_credentials, {**others, "config": _s3_options(arguments)})
@@ -304,6 +305,8 @@ def gcs_storage(
         ValueError: credentials of several kinds are given.
         InvalidInputError: this library does not have the option.
     """
+    from icechunk_async.sync.credentials import gcs_credentials  # noqa: PLC0415 -- on use
+
     return _described(Storage.new_gcs, gcs_credentials, locals())
 
 
@@ -337,6 +340,8 @@ def azure_storage(
         ValueError: credentials of several kinds are given.
         InvalidInputError: this library does not have the option.
     """
+    from icechunk_async.sync.credentials import azure_credentials  # noqa: PLC0415 -- on use
+
     return _described(Storage.new_azure_blob, azure_credentials, locals())
 
 

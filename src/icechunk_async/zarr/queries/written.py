@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.tree.workspace import ChunkRecorder
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.snapshot import Node
     from icechunk_async.format.statistics import Rows, ValueKind
     from icechunk_async.storage import Data

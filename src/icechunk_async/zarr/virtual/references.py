@@ -12,8 +12,9 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, VirtualContainerError
 from icechunk_async.format.json.values import check_text
+from icechunk_async.format.manifest.chunk import Kind, VirtualChunk
 from icechunk_async.format.manifest.locations import Strings
-from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs, Kind, VirtualChunk
+from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

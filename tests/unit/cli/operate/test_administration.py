@@ -15,8 +15,8 @@ from icechunk_async.format.config import (
     S3Options,
     S3Store,
     VirtualChunkContainer,
-    config_to_json,
 )
+from icechunk_async.format.config.codec import config_to_json
 from icechunk_async.format.operations_log import (
     BranchReset,
     CommitAmended,

@@ -13,7 +13,7 @@ from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.since import changes_since
 from icechunk_async.engine.changes.wire import ForkState, encode_fork
 from icechunk_async.format.ids import NodeId, SnapshotId
-from icechunk_async.format.manifest.refs import InlineChunk
+from icechunk_async.format.manifest.chunk import InlineChunk
 from icechunk_async.format.snapshot import ArrayData, Dimension, Node, Nodes
 
 BASE = SnapshotId(b"b" * 12)

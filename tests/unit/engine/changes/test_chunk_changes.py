@@ -12,12 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from icechunk_async.engine.changes import change_set as chunk_changes
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, settle_together
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk
+from icechunk_async.format.manifest.chunk import InlineChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from tests.helpers import counted_calls, examples
 from tests.unit.format.samples import node_id, snapshot_id
 
 if TYPE_CHECKING:
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
 
 GRID = (4, 3)
 COORDS = st.tuples(st.integers(0, GRID[0] - 1), st.integers(0, GRID[1] - 1))

@@ -16,14 +16,15 @@ from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, De
 from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ChunkId, NodeId, SnapshotId
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot import ArrayData, Dimension, Node
 from tests.helpers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
     type Chunks = dict[Coordinates, ChunkRef | None]
 

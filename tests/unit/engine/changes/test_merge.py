@@ -18,7 +18,8 @@ from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
 from icechunk_async.errors import MergeFailedError
 from icechunk_async.format.ids import NodeId, SnapshotId
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot import Node
 from tests.helpers import make_array, memory_url, read, write
 from tests.unit.engine.changes.fork_cases import (

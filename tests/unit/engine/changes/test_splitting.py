@@ -22,7 +22,7 @@ from icechunk_async.format.snapshot import ArrayData, Dimension, ManifestRef
 from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
 
 ANY = ManifestSplitDimCondition.Any()
 AXIS_0 = ManifestSplitDimCondition.Axis(0)

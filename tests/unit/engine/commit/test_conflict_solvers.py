@@ -14,7 +14,7 @@ from icechunk_async.errors import (
     RebaseFailedError,
     UnsupportedBySpecError,
 )
-from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk
 from tests.helpers import array_document, group_document, read, write
 
 if TYPE_CHECKING:

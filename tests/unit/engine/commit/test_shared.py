@@ -25,13 +25,9 @@ from icechunk_async.engine.commit.conflicts import BasicConflictSolver
 from icechunk_async.engine.commit.shared import Waiting, grouped, is_mostly_garbage, may_share
 from icechunk_async.engine.upkeep.rewrite import plan_rewriting
 from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, VirtualChunk
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    Kind,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot.nodes import Nodes
 from icechunk_async.storage import Data, Expected, Storage, Version, open_storage
 from icechunk_async.testing.latency import LatencyStorage

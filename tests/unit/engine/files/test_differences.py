@@ -15,17 +15,13 @@ from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.engine.changes.compare import compare_refs
 from icechunk_async.engine.files.differences import difference
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    NativeChunk,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from tests.helpers import array_document, examples, group_document, memory_url, write
 
 if TYPE_CHECKING:
     from icechunk_async import Session
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
 
 _STEPS = st.lists(
     st.lists(

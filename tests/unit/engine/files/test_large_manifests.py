@@ -12,8 +12,9 @@ from icechunk_async import Repository
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.layout import manifest_key
+from icechunk_async.format.manifest.chunk import Kind, NativeChunk
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.helpers import array_document, memory_url, write
 

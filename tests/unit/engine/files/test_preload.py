@@ -23,7 +23,8 @@ from icechunk_async.format.config import (
     ManifestSplittingConfig,
 )
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot import (
     ArrayData,
     Dimension,

@@ -18,8 +18,9 @@ from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import manifest_key
 from icechunk_async.format.manifest import packed
+from icechunk_async.format.manifest.chunk import NativeChunk
 from icechunk_async.format.manifest.reading import Manifest, decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, NativeChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
 from icechunk_async.format.manifest.seekable.index import index_size
 from icechunk_async.storage import open_storage
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from icechunk_async import Session
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.storage import BlockingStorage, Data, RangeRequest, Retrieved, Version
 
 COUNT = 60_000

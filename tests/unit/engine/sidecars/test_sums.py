@@ -12,11 +12,13 @@ import pytest
 
 from icechunk_async.engine.sidecars.sums import SumFiles, with_sums
 from icechunk_async.errors import FormatError
+from icechunk_async.format.crc import KNOWN
 from icechunk_async.format.ids import ManifestId, NodeId
 from icechunk_async.format.layout import sums_key
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
-from icechunk_async.format.sums import KNOWN, ManifestSums
+from icechunk_async.format.manifest.refs import ChunkRefs
+from icechunk_async.format.sums import ManifestSums
 from icechunk_async.storage import BlockingStorage, open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url

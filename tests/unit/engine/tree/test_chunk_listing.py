@@ -23,7 +23,7 @@ from icechunk_async.format.config import (
     ManifestSplittingConfig,
     VirtualChunkContainer,
 )
-from icechunk_async.format.manifest.refs import NativeChunk
+from icechunk_async.format.manifest.chunk import NativeChunk
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import array_document, group_document, make_array, memory_url, read, write

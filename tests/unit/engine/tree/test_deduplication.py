@@ -30,7 +30,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import chunk_key
-from icechunk_async.format.manifest.refs import NativeChunk
+from icechunk_async.format.manifest.chunk import NativeChunk
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import make_array, memory_url, objects, read, write
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from icechunk_async import ForkSession, Session
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
 
 PROTOTYPE = default_buffer_prototype()
 ASYNC: Any = zarr.api.asynchronous

@@ -22,7 +22,8 @@ from icechunk_async.errors import (
     SessionStateError,
     UnsupportedBySpecError,
 )
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, Kind
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from tests.helpers import array_document, group_document, make_array, read, write
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import pytest
 from icechunk_async.engine.upkeep.survey import Limits, portions
 from icechunk_async.engine.upkeep.sweep import chunk_ids, id_set, is_older
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 
 CUTOFF = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 

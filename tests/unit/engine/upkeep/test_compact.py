@@ -15,7 +15,8 @@ from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.engine.upkeep.compact import LiveShares
 from icechunk_async.errors import BranchNotFoundError, InvalidInputError
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.manifest.refs import ChunkRefs, NativeChunk
+from icechunk_async.format.manifest.chunk import NativeChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, objects, read, write

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from icechunk_async import Repository
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.manifest.refs import ChunkRefs, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.chunk import NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from tests.helpers import make_array, memory_url, write
 
 if TYPE_CHECKING:
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
 
 
 async def test_an_empty_repository_has_nothing(repository: Repository) -> None:

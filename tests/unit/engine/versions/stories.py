@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from icechunk_async.errors import SessionStateError
-from icechunk_async.format.manifest.refs import VirtualChunk
+from icechunk_async.format.manifest.chunk import VirtualChunk
 from tests.helpers import array_document, group_document, read, write
 
 if TYPE_CHECKING:

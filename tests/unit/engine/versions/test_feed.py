@@ -13,7 +13,8 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async.engine.versions.feed import changes_in_box, places_of_changes
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.chunk import Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage

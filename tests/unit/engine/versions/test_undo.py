@@ -20,7 +20,7 @@ from icechunk_async.errors import (
     NotFoundError,
     SnapshotNotFoundError,
 )
-from icechunk_async.format.manifest.refs import VirtualChunk
+from icechunk_async.format.manifest.chunk import VirtualChunk
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import group_document, make_array, memory_url, read, write

@@ -23,7 +23,7 @@ from icechunk_async.errors import (
     VirtualSourceChangedError,
 )
 from icechunk_async.format.config import LocalFileSystemStore, S3Store, VirtualChunkContainer
-from icechunk_async.format.manifest.refs import VirtualChunk
+from icechunk_async.format.manifest.chunk import VirtualChunk
 from icechunk_async.storage import open_storage
 from icechunk_async.zarr import VirtualChunkSpec
 from icechunk_async.zarr.virtual.references import grid_refs, spec_refs

@@ -49,7 +49,7 @@ from icechunk_async.format.config import (
     TigrisStore,
     VirtualChunkContainer,
 )
-from icechunk_async.format.manifest.refs import VirtualChunk
+from icechunk_async.format.manifest.chunk import VirtualChunk
 from icechunk_async.storage import Retrieved, Version, open_storage
 from tests.helpers import make_array, memory_url, read
 

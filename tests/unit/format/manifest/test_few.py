@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest import few as writing_few
 from icechunk_async.format.manifest import merging
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.few import encode_few
 from icechunk_async.format.manifest.merging import merge
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    NativeChunk,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.samples import (
     CHUNK_IDS,
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from icechunk_async.format.ids import ManifestId, NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
     type Refs = Mapping[Coordinates, ChunkRef]
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
 
 from icechunk_async.errors import FormatError, InvalidInputError
-from icechunk_async.format.manifest.locations import Strings, merge_pools
-from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import (
+from icechunk_async.format.manifest.chunk import (
     ChunkRef,
-    ChunkRefs,
     Coordinates,
     Kind,
     NativeChunk,
     VirtualChunk,
 )
+from icechunk_async.format.manifest.locations import Strings, merge_pools
+from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import as_dict, chunk_id, manifest_id, node_id, refs_of
 from tests.unit.format.wire import Table, root
+
+if TYPE_CHECKING:
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
 NAMES = [f"s3://bucket/model/run-{at % 7}/member-{at % 13:03}/{at:06}.nc" for at in range(1200)]
 MANIFEST = manifest_id(5)

@@ -11,16 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.format.manifest import merging
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.merging import merge
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import (
-    NO_ETAG,
-    ChunkRefs,
-    InlineChunk,
-    Kind,
-    NativeChunk,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.helpers import counted_calls
 from tests.unit.format.samples import (
@@ -35,7 +29,7 @@ from tests.unit.format.samples import (
 )
 
 if TYPE_CHECKING:
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
 PLAIN: st.SearchStrategy[ChunkRef] = st.one_of(
     st.binary(max_size=20).map(InlineChunk),

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.manifest import packed as packed_manifests
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind
 from icechunk_async.format.manifest.held import EXPAND, Undecided
 from icechunk_async.format.manifest.packed import PackedManifest
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from tests.unit.format.manifest.test_writing import KINDS
 from tests.unit.format.samples import (
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.held import HeldManifest
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 MANIFEST = manifest_id(5)
 

@@ -13,9 +13,10 @@ from icechunk_async.format.flatbuffers import reading as repeats
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables, differ
 from icechunk_async.format.manifest import reading as manifest
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.reading import Room, decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.forge import Forge
 from tests.unit.format.other_writer import OtherManifest

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.manifest.refs import (
+from icechunk_async.format.manifest.chunk import (
     ChunkRef,
-    ChunkRefs,
     Coordinates,
     InlineChunk,
     Kind,
     NativeChunk,
     VirtualChunk,
 )
+from icechunk_async.format.manifest.refs import ChunkRefs
 from tests.unit.format.samples import (
     any_coords,
     as_dict,

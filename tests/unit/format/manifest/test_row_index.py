@@ -16,7 +16,7 @@ from tests.unit.format.samples import any_coords, coordinates
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.manifest.chunk import Coordinates
 
 RANKS = st.integers(0, 4)
 FAR = 2**32 - 2

@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.merging import merge
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    Kind,
-    NativeChunk,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.several import Several, encode_several, merge_several
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.helpers import counted_calls
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from icechunk_async.format.ids import ManifestId, NodeId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
     type Changes = dict[Coordinates, ChunkRef | None]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.manifest import reading
+from icechunk_async.format.manifest.chunk import InlineChunk
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import InlineChunk
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.samples import (
     NODE_IDS,

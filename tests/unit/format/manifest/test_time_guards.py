@@ -6,10 +6,11 @@ import pytest
 
 from icechunk_async.format.envelope import FileType, pack, with_cut_seconds
 from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.manifest.chunk import ChunkRef, VirtualChunk
 from icechunk_async.format.manifest.held import Undecided
 from icechunk_async.format.manifest.packed import open_manifest
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.writing import encode_manifest
 
 NODE = NodeId.random()

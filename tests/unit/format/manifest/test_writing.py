@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.blocks import IDENTIFIER
-from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import (
+from icechunk_async.format.manifest.chunk import (
     ChunkRef,
-    ChunkRefs,
     Coordinates,
     InlineChunk,
     Kind,
     NativeChunk,
     VirtualChunk,
 )
+from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import as_dict, chunk_id, manifest_id, node_id, refs_of
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import Table, root
+
+if TYPE_CHECKING:
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
 KINDS: dict[Coordinates, ChunkRef | None] = {
     (0, 1): InlineChunk(b"inline"),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from icechunk_async import Packing, Repository
 from icechunk_async.errors import StorageFullError
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.statistics import carried, cells_within, chunk_keys, joined, row_type
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import examples, memory_url, objects
@@ -25,7 +26,7 @@ from tests.unit.zarr.queries.truth import commit_array
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.manifest.chunk import ChunkRef
 
 SMALL = Packing(target_bytes=200, max_chunk_bytes=100)
 """Four chunks of the arrays below to an object, once they are encoded."""

@@ -226,7 +226,7 @@ def _inner(value: object, name: str) -> Any:
 
 
 async def _count_chunks(session: Session, path: str, in_grid: int) -> ChunkCounts:
-    from icechunk_async.format.manifest.refs import Kind  # noqa: PLC0415  # slow to import
+    from icechunk_async.format.manifest.chunk import Kind  # noqa: PLC0415  # slow to import
 
     refs = await session.workspace.all_refs(path)
     inline, native, virtual = (
@@ -365,7 +365,7 @@ async def du(
 
 
 async def _measure(session: Session, path: str) -> ArrayUsage:
-    from icechunk_async.format.manifest.refs import Kind  # noqa: PLC0415  # slow to import
+    from icechunk_async.format.manifest.chunk import Kind  # noqa: PLC0415  # slow to import
 
     refs = await session.workspace.all_refs(path)
     native, virtual, inline = (

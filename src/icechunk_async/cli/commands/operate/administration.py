@@ -251,7 +251,7 @@ def _in_effect[S: Section](section: S) -> S:
 
 def _shown(config: RepositoryConfig) -> JSON:
     """Return a configuration without its secrets: output is pasted, logged and kept."""
-    from icechunk_async.format.config import config_to_json  # noqa: PLC0415  # slow to import
+    from icechunk_async.format.config.codec import config_to_json  # noqa: PLC0415  # slow to import
     from icechunk_async.format.config.secrets import veiled_document  # noqa: PLC0415 -- slow
 
     return veiled_document(config_to_json(config))
@@ -264,7 +264,7 @@ def _with_values(config: RepositoryConfig, values: Iterable[OptionPair]) -> Repo
         InvalidInputError: there is no such setting, or a value does not fit it or holds the veil of
             a secret.
     """
-    from icechunk_async.format.config import (  # noqa: PLC0415 -- slow to import
+    from icechunk_async.format.config.codec import (  # noqa: PLC0415 -- slow to import
         config_from_json,
         config_to_json,
     )

@@ -58,7 +58,7 @@ from icechunk_async.format.alpha.references import (
     encode_ref,
     tag_key,
 )
-from icechunk_async.format.config import decode_config, encode_config
+from icechunk_async.format.config.codec import decode_config, encode_config
 from icechunk_async.format.layout import REPO_INFO
 from icechunk_async.format.repo_info import SnapshotInfo
 

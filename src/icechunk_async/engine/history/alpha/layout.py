@@ -18,8 +18,9 @@ from icechunk_async.format.alpha.snapshots import (
     node_number,
 )
 from icechunk_async.format.ids import NodeId, SnapshotId
+from icechunk_async.format.manifest.chunk import VirtualChunk
 from icechunk_async.format.manifest.packed import ManifestFile
-from icechunk_async.format.manifest.refs import NO_ETAG, VirtualChunk
+from icechunk_async.format.manifest.refs import NO_ETAG
 from icechunk_async.format.zarr_array import ZarrArray, array_document, group_document, parse_node
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.files.layout import Bytes
     from icechunk_async.format.ids import ChunkId, ManifestId
+    from icechunk_async.format.manifest.chunk import ChunkRef
     from icechunk_async.format.manifest.held import HeldManifest
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import Nodes, Snapshot
 

@@ -38,7 +38,7 @@ from icechunk_async.engine.history.refusals import (
 from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.engine.virtual.elsewhere import Elsewhere
 from icechunk_async.errors import FormatError, InvalidRefNameError
-from icechunk_async.format.config import decode_config, encode_config
+from icechunk_async.format.config.codec import decode_config, encode_config
 from icechunk_async.format.draft.names import ATTRIBUTES, CHUNKS, MANIFESTS, STATE, STRUCTURES
 from icechunk_async.format.draft.state import Ref, State, encode_state, new_entry
 from icechunk_async.format.json.values import check_text

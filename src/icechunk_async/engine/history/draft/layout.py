@@ -23,8 +23,9 @@ from icechunk_async.errors import (
 from icechunk_async.format.draft import metadata, names
 from icechunk_async.format.draft.state import check_expressible, stored_time
 from icechunk_async.format.ids import NodeId, SnapshotId
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind, VirtualChunk
 from icechunk_async.format.manifest.packed import ManifestFile
-from icechunk_async.format.manifest.refs import NO_ETAG, InlineChunk, Kind, VirtualChunk
+from icechunk_async.format.manifest.refs import NO_ETAG
 from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
 from icechunk_async.format.zarr_array import ZarrArray, array_document, group_document
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from icechunk_async.format.draft.state import Entry, State
     from icechunk_async.format.draft.structure import Structure
     from icechunk_async.format.ids import ChunkId, ManifestId
+    from icechunk_async.format.manifest.chunk import ChunkRef
     from icechunk_async.format.manifest.held import Extent, HeldManifest
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import Nodes
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.history.collections import leave_note, read_notes
 from icechunk_async.engine.history.outcomes import Doubt, create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
@@ -25,6 +24,7 @@ from icechunk_async.engine.history.protocol import (
     Kept,
     StoredConfig,
 )
+from icechunk_async.engine.history.ref_files.way import LAYOUT, MAIN_KEY, NAME
 from icechunk_async.engine.history.refusals import (
     branch_exists,
     branch_moved,
@@ -41,7 +41,7 @@ from icechunk_async.engine.history.refusals import (
     tag_exists,
     tag_was_deleted,
 )
-from icechunk_async.engine.history.way import Found, Way
+from icechunk_async.engine.history.way import Found
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -53,7 +53,6 @@ from icechunk_async.errors import (
     TagNotFoundError,
     UnsafeStorageError,
 )
-from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.layout import (
     BRANCH_PREFIX,
     CONFIG,
@@ -89,7 +88,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.history.way import Creating
     from icechunk_async.storage import Retrieved
 
-__all__ = ["REF_FILES_WAY", "RefFilesHistory", "SeenRef"]
+__all__ = ["RefFilesHistory", "SeenRef", "create", "detect"]
 
 _CONCURRENT_REFS: Final = 32
 _NONCE_BYTES: Final = 8
@@ -109,7 +108,6 @@ class _SeenRefs(dict[str, SeenRef]):
     """The last seen state of branches, by name; see `Known`."""
 
 
-_NAME: Final = "format-1"
 _CAPABILITIES: Final = Capabilities(
     "format version 1",
     "Format version 2 has: migrate the repository with icechunk_async.upkeep.upgrade.",
@@ -128,7 +126,7 @@ class RefFilesHistory:
     The last state seen of each branch is kept: a commit tries on top of it without reading first.
     """
 
-    layout = _NAME
+    layout = NAME
     spec_version = 1
     capabilities = _CAPABILITIES
     storage_needs = SAFE_UPDATES
@@ -390,6 +388,8 @@ class RefFilesHistory:
 
     async def load_config(self) -> StoredConfig:
         """Read ``config.yaml``. Cost: one request."""
+        from icechunk_async.format.config.codec import decode_config  # noqa: PLC0415 -- on use
+
         retrieved = await read_if_there(self._storage, CONFIG)
         if retrieved is None:
             return StoredConfig(None, ABSENT)
@@ -397,6 +397,8 @@ class RefFilesHistory:
 
     async def save_config(self, config: RepositoryConfig, replacing: StoredConfig) -> None:
         """Replace ``config.yaml``, keeping a backup of what was there."""
+        from icechunk_async.format.config.codec import encode_config  # noqa: PLC0415 -- on use
+
         data = encode_config(config, 1)
         expected: Expected = replacing.state  # type: ignore[assignment]
         try:
@@ -470,7 +472,7 @@ class RefFilesHistory:
 
     async def _check_main(self, *, created: str | None = None) -> None:
         """Raise `ConflictError` if a migration removed the refs; ``created`` is removed, too."""
-        if await read_if_there(self._storage, _MAIN_KEY) is None:
+        if await read_if_there(self._storage, MAIN_KEY) is None:
             try:
                 await self._check_not_migrated()
             except ConflictError:
@@ -596,28 +598,29 @@ def _check_name(name: str) -> None:
         )
 
 
-_MAIN_KEY: Final = branch_key(MAIN)
-_LAYOUT: Final = BinaryLayout(1)
-
-
-async def _detect(storage: Storage) -> Callable[[], Found] | None:
+async def detect(storage: Storage) -> Callable[[], Found] | None:
+    """Read what decides whether a storage holds a repository of format version 1; see `Way`."""
     if isinstance(storage, BlockingStorage):  # reads hardly wait, and tasks would take longer
-        main = await read_if_there(storage, _MAIN_KEY)
+        main = await read_if_there(storage, MAIN_KEY)
         config = None if main is None else await read_if_there(storage, CONFIG)
     else:
         main, config = await gather(
-            read_if_there(storage, _MAIN_KEY), read_if_there(storage, CONFIG)
+            read_if_there(storage, MAIN_KEY), read_if_there(storage, CONFIG)
         )
     return None if main is None else partial(_read, main, config)
 
 
 def _read(main: Retrieved, config: Retrieved | None) -> Found:
-    stored = None if config is None else decode_config(config.data, 1)
+    stored = None
+    if config is not None:
+        from icechunk_async.format.config.codec import decode_config  # noqa: PLC0415 -- on use
+
+        stored = decode_config(config.data, 1)
     return _found(stored, SeenRef(decode_ref(main.data), main.version))
 
 
 def _found(config: RepositoryConfig | None, main: SeenRef) -> Found:
-    return Found(_NAME, _LAYOUT, config, partial(_open, main))
+    return Found(NAME, LAYOUT, config, partial(_open, main))
 
 
 def _open(
@@ -626,12 +629,19 @@ def _open(
     return RefFilesHistory(storage, assets, main, settings)
 
 
-async def _create(new: Creating) -> Found:
+async def create(new: Creating) -> Found:
+    """Create a repository of format version 1.
+
+    Raises:
+        RepositoryExistsError: another writer was first.
+    """
+    from icechunk_async.format.config.codec import encode_config  # noqa: PLC0415 -- on use
+
     await new.assets.put_snapshot(new.snapshot)
     if new.config is not None:
         await _put(new.storage, CONFIG, encode_config(new.config, 1))
     # Last, because it makes the repository: readers that find it find all else.
-    version = await _put(new.storage, _MAIN_KEY, encode_ref(new.snapshot.id))
+    version = await _put(new.storage, MAIN_KEY, encode_ref(new.snapshot.id))
     return _found(new.config, SeenRef(new.snapshot.id, version))
 
 
@@ -640,6 +650,3 @@ async def _put(storage: Storage, key: str, data: bytes) -> Version:
     if version is None:
         raise repository_exists(storage, repr(key))
     return version
-
-
-REF_FILES_WAY: Final = Way(_NAME, 1, lambda: _LAYOUT, SAFE_UPDATES, _MAIN_KEY, _detect, _create)

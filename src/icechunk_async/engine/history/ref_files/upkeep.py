@@ -16,7 +16,7 @@ from icechunk_async.errors import (
     NotFoundError,
     RepositoryNotFoundError,
 )
-from icechunk_async.format.config import decode_config
+from icechunk_async.format.config.codec import decode_config
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.layout import CONFIG, REFS, REPO_INFO, branch_key, snapshot_key
 from icechunk_async.format.refs import decode_ref

@@ -10,7 +10,7 @@ from icechunk_async.engine.history.protocol import MAIN, Audit, Fault
 from icechunk_async.engine.history.repo_info import edits
 from icechunk_async.engine.history.repo_info.file import read_info
 from icechunk_async.errors import FormatError, IcechunkError
-from icechunk_async.format.config import decode_config
+from icechunk_async.format.config.codec import decode_config
 from icechunk_async.format.layout import REPO_INFO, backup_key
 
 if TYPE_CHECKING:

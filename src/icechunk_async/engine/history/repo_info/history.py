@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.engine.files.binary_layout import BinaryLayout
-from icechunk_async.engine.history.collections import (
-    collected_since,
-    leave_note,
-    read_notes,
-)
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
     MAIN,
@@ -30,7 +25,6 @@ from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, rea
 from icechunk_async.engine.history.settings import OwnSettings, check_unprotected
 from icechunk_async.engine.history.way import Found, Way, as_it_is
 from icechunk_async.errors import FormatError
-from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType
 from icechunk_async.format.layout import REPO_INFO, backup_key
 from icechunk_async.format.operations_log import (
@@ -356,6 +350,8 @@ class RepoInfoHistory:
         self, publication: Publication, store: Callable[[], Awaitable[None]], guard: Guard
     ) -> None:
         """Store a snapshot's files, then make it known in one atomic step."""
+        from icechunk_async.engine.history.collections import collected_since, read_notes  # noqa: PLC0415 -- on use
+
         from_seen = True
         stored = False
 
@@ -392,11 +388,15 @@ class RepoInfoHistory:
 
     async def load_config(self) -> StoredConfig:
         """Return the configuration in the newest state seen. Cost: none."""
+        from icechunk_async.format.config.codec import decode_config  # noqa: PLC0415 -- on use
+
         raw = self._file.seen.info.raw_config
         return StoredConfig(None if raw is None else decode_config(raw, 2), raw)
 
     async def save_config(self, config: RepositoryConfig, replacing: StoredConfig) -> None:
         """Store a configuration."""
+        from icechunk_async.format.config.codec import encode_config  # noqa: PLC0415 -- on use
+
         expected = replacing.state
         assert expected is None or isinstance(expected, bytes)
         await self._file.update(edits.config_edit(encode_config(config, 2), expected))
@@ -431,6 +431,8 @@ class RepoInfoHistory:
 
         Cost: that of one change of it, and that of `leave_note`.
         """
+        from icechunk_async.engine.history.collections import leave_note  # noqa: PLC0415 -- on use
+
         del parent_of
         released = self._file.seen.info
 
@@ -470,8 +472,11 @@ def read_repo_info(retrieved: Retrieved, kind: Kind) -> Found:
         FormatError: it is damaged.
     """
     seen = read_info(retrieved)
-    raw = seen.info.raw_config
-    config = None if raw is None else decode_config(raw, 2)
+    raw, config = seen.info.raw_config, None
+    if raw is not None:
+        from icechunk_async.format.config.codec import decode_config  # noqa: PLC0415 -- on use
+
+        config = decode_config(raw, 2)
     return _found(kind, config, seen, OwnSettings.stored_in(seen.info))
 
 
@@ -493,6 +498,7 @@ async def create_repo_info(new: Creating, kind: Kind) -> Found:
     Raises:
         RepositoryExistsError: another writer was first.
     """
+    from icechunk_async.format.config.codec import encode_config  # noqa: PLC0415 -- on use
     from icechunk_async.format.transaction_log import TransactionLog  # noqa: PLC0415 -- on use
 
     snapshot, log = new.snapshot, TransactionLog(new.snapshot.id)

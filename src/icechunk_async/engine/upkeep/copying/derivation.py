@@ -15,14 +15,15 @@ import numpy as np
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, NotFoundError
-from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
+from icechunk_async.format.config import RepositoryConfig
+from icechunk_async.format.config.codec import decode_config, encode_config
 from icechunk_async.format.digests import CONTENT_ROOT
 from icechunk_async.format.id_set import IdSet, format_ids
 from icechunk_async.format.ids import ManifestId, SnapshotId
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.layout import CHUNKS
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.manifest.locations import Strings
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.paths import ancestors, check_selection, name_of
 from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.format.transaction_log import TransactionLog
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.operations_log import UpdateDetail
     from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.format.snapshot import Node, Nodes, Snapshot

@@ -15,7 +15,8 @@ from icechunk_async.engine.upkeep.integrity.rebuild import coordinates_in
 from icechunk_async.engine.upkeep.integrity.structure import uncached
 from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError
 from icechunk_async.format.ids import ChunkId, ManifestId
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind, VirtualChunk
+from icechunk_async.format.manifest.chunk import Kind, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.snapshot import Nodes
 from icechunk_async.format.transaction_log import TransactionLog, unique_coordinates
 from icechunk_async.storage import ByteRange
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.upkeep.integrity.report import Finding
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import Coordinates, Extents
+    from icechunk_async.format.manifest.chunk import Coordinates, Extents
     from icechunk_async.format.snapshot import Node, Snapshot
     from icechunk_async.storage import Storage
 

@@ -29,8 +29,8 @@ from icechunk_async.errors import (
     VirtualAccessError,
     VirtualSourceChangedError,
 )
+from icechunk_async.format.crc import crc_of, sum_of
 from icechunk_async.format.id_set import IdSet, parse_ids
-from icechunk_async.format.sums import crc_of, sum_of
 from icechunk_async.storage import ByteRange
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import chunk_key
-from icechunk_async.format.manifest.refs import NO_ETAG, Kind, VirtualChunk
+from icechunk_async.format.manifest.chunk import Kind, VirtualChunk
+from icechunk_async.format.manifest.refs import NO_ETAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

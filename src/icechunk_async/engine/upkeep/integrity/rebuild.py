@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.chunk import Extents
     from icechunk_async.format.snapshot import Node, Snapshot
 
 __all__ = ["coordinates_in", "rebuilt_log"]

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.open import Engine
     from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
+    from icechunk_async.format.manifest.chunk import Extents
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.format.manifest.refs import Extents
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestFileInfo, Node, Snapshot
     from icechunk_async.format.transaction_log import TransactionLog

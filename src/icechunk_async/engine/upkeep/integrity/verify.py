@@ -49,7 +49,7 @@ from icechunk_async.engine.upkeep.survey import Limits, portions
 from icechunk_async.errors import FormatError, InvalidInputError, NotFoundError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.layout import manifest_key
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.chunk import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -27,11 +27,12 @@ from icechunk_async.engine.history.protocol import MAIN
 from icechunk_async.engine.history.ref_files.migration import OldRefs, finished, migrated
 from icechunk_async.engine.history.way import HistorySettings
 from icechunk_async.errors import ConflictError, FormatError, UnsupportedBySpecError
-from icechunk_async.format.config import RepositoryConfig, encode_config
+from icechunk_async.format.config import RepositoryConfig
+from icechunk_async.format.config.codec import encode_config
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.ids import ChunkId, ManifestId, SnapshotId
 from icechunk_async.format.layout import CHUNKS, REPO_INFO, chunk_key
-from icechunk_async.format.manifest.refs import Kind
+from icechunk_async.format.manifest.chunk import Kind
 from icechunk_async.format.repo_info import SnapshotInfo, encode_repo_info
 from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes, Snapshot
 from icechunk_async.storage import ObjectInfo
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.history.protocol import Migration
     from icechunk_async.engine.history.way import Found
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.refs import ChunkRefs, Extents
+    from icechunk_async.format.manifest.chunk import Extents
+    from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.format.snapshot import Node
     from icechunk_async.storage import Storage

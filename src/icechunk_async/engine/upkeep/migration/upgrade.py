@@ -37,7 +37,8 @@ from icechunk_async.engine.upkeep.migration.older import (
     remove,
 )
 from icechunk_async.errors import ConflictError
-from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
+from icechunk_async.format.config import RepositoryConfig
+from icechunk_async.format.config.codec import decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.layout import (
     CONFIG,

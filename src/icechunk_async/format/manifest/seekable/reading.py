@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flatbuffers.buffer import Bytes, Places, Positions
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
     from icechunk_async.format.manifest.held import Extent
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 __all__ = ["AbsentPiecesError", "SeekableManifest", "longer_tail", "open_seekable", "tail_extent"]
 

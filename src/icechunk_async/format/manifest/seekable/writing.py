@@ -33,7 +33,7 @@ from icechunk_async.format.envelope import (
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import NodeId
-from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest import MAX_RANK
 from icechunk_async.format.manifest.seekable.index import ArrayFences, SeekIndex
 from icechunk_async.format.manifest.seekable.pieces import (
     compress_each,

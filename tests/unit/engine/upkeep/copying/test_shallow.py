@@ -39,13 +39,9 @@ from icechunk_async.errors import (
 from icechunk_async.format.digests import CONTENT_ROOT
 from icechunk_async.format.id_set import format_ids
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.reading import Manifest
-from icechunk_async.format.manifest.refs import (
-    ChunkRefs,
-    InlineChunk,
-    NativeChunk,
-    VirtualChunk,
-)
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.storage import StorageDescription, open_storage
 from tests.helpers import memory_url, objects, read, write
 from tests.unit.backends.loopback import serving

@@ -14,7 +14,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.engine.files.packing import Packing
 from icechunk_async.errors import IcechunkError
-from icechunk_async.format.config import decode_config
+from icechunk_async.format.config.codec import decode_config
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.refs import decode_ref

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from icechunk_async.format.envelope import FileType, pack, unpack
+from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.seekable import writing as manifest_patch
 from icechunk_async.format.manifest.seekable.writing import pack_seekable, patch_manifest
 from icechunk_async.format.manifest.writing import encode_manifest
@@ -19,7 +20,7 @@ from tests.unit.format.seekable import MANIFEST, NODE, Reader, mixed, natives, s
 
 if TYPE_CHECKING:
     from icechunk_async.format.ids import ManifestId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
 
 COUNT = 20_000
 NEW: list[ChunkRef] = [

@@ -15,8 +15,8 @@ import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import FileType, unpack
+from icechunk_async.format.manifest.chunk import InlineChunk, Kind
 from icechunk_async.format.manifest.reading import decode_manifest
-from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, Kind
 from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
 from icechunk_async.format.manifest.seekable.index import SeekIndex, index_size
 from icechunk_async.format.manifest.seekable.pieces import Pieces
@@ -33,6 +33,8 @@ from tests.unit.format.seekable import MANIFEST, NODE, Reader, mixed, natives, s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
 STATM = Path("/proc/self/statm")
 COUNT = 30_000
