@@ -193,6 +193,11 @@ class MemoryStorage:
         data = stored.data[start:stop]
         return Retrieved(data, stored.version, len(stored.data), stored.last_modified)
 
+    def is_at(self, key: str, version: Version) -> bool:
+        """Return whether an object is at a version."""
+        stored = self._space.objects.get(key)
+        return not self._closed and stored is not None and stored.version == version
+
     def read_bytes(self, key: str, start: int, stop: int) -> bytes | None:
         """Return bytes of an object, on this thread."""
         self._check_open()

@@ -3131,6 +3131,29 @@ def refuse_two(*names: object) -> None:
         )
 
 
+def known_session(
+    repository: Repository, branch: str, mode: SessionMode, *, deduplicate: bool = False
+) -> Session | None:
+    """Begin a session at the tip of a branch if that needs no waiting; else return None.
+
+    It can be called on any thread. Errors as `Repository.writable_session`.
+    """
+    engine = repository.engine
+    # Preloading starts tasks, which is left to the loop.
+    if engine.config.effective_manifest.preload is not None:
+        return None
+    base = engine.known_tip(branch)
+    if base is None:
+        return None
+    begin = repository._session  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] -- of this module
+    if mode is SessionMode.READONLY:
+        return begin(base, None, mode)
+    engine.check_safe()
+    check_online(engine.history)
+    check_unprotected(engine.history, branch)
+    return begin(base, branch, mode, deduplicate=deduplicate)
+
+
 async def find_named(
     engine: Engine,
     branch: str | None,

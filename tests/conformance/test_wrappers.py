@@ -13,12 +13,13 @@ from icechunk_async.format.config import (
 )
 from icechunk_async.format.layout import is_written_once
 from icechunk_async.storage import Storage, open_storage
-from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
+from icechunk_async.storage.policies.coalesce import Coalescing
 from icechunk_async.storage.policies.hedge import Hedged, HedgePolicy
 from icechunk_async.storage.policies.limit import Budget, Limited
 from icechunk_async.storage.policies.observe import Observed
-from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+from icechunk_async.storage.policies.retry import Retrying
 from icechunk_async.storage.policies.stack import with_policies
+from icechunk_async.storage.policies.values import CoalescePolicy, RetryPolicy
 from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.testing.conformance import StorageConformance
 from icechunk_async.testing.faults import FaultRates, FaultyStorage

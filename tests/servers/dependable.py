@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.format.layout import is_written_once
 from icechunk_async.storage import registry
-from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+from icechunk_async.storage.policies.retry import Retrying
+from icechunk_async.storage.policies.values import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -380,6 +380,16 @@ class Engine:
             return guessed
         return await self.assets.snapshot(target)
 
+    def known_tip(self, branch: str) -> Snapshot | None:
+        """Return the snapshot at the tip of a branch as of now if that needs no waiting.
+
+        It can be called on any thread. None says nothing about the branch.
+        """
+        state = self.history.state
+        info = None if state is None else state.known_now()
+        tip = None if info is None else info.branches.get(branch)
+        return None if tip is None else self.assets.known_snapshot(tip)
+
     def workspace(
         self, base: Snapshot, mode: SessionMode, *, deduplicate: bool = False
     ) -> Workspace:

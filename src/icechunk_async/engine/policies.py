@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icechunk_async.storage.policies.coalesce import CoalescePolicy
-from icechunk_async.storage.policies.retry import RetryPolicy
-from icechunk_async.storage.policies.stack import Policies
+from icechunk_async.storage.policies.values import CoalescePolicy, Policies, RetryPolicy
 
 if TYPE_CHECKING:
     from icechunk_async.format.config import StorageSettings

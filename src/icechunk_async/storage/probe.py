@@ -32,7 +32,8 @@ from icechunk_async.errors import (
     StorageError,
     UnsafeStorageError,
 )
-from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+from icechunk_async.storage.policies.retry import Retrying
+from icechunk_async.storage.policies.values import RetryPolicy
 from icechunk_async.storage.protocol import (
     ABSENT,
     Absent,

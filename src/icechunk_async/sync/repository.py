@@ -18,9 +18,10 @@ from icechunk_async._runtime.blocking.pairs import (
     owned,
     twin_of,
 )
-from icechunk_async._runtime.blocking.portal import run
+from icechunk_async._runtime.blocking.portal import has_deadline, run
 from icechunk_async._runtime.blocking.tracebacks import OUR_FILES, managed
 from icechunk_async.engine.open import Creation, as_snapshot_id
+from icechunk_async.engine.tree.modes import SessionMode as NativeMode
 from icechunk_async.errors import (
     SessionStateError,
     UnsupportedBySpecError,
@@ -31,7 +32,7 @@ from icechunk_async.format.operations_log import Availability
 from icechunk_async.handles import SessionHandle
 from icechunk_async.repository import Repository as Native
 from icechunk_async.repository import RepoStatus as NativeStatus
-from icechunk_async.repository import find_named
+from icechunk_async.repository import find_named, known_session
 from icechunk_async.session import Session as NativeSession
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
 from icechunk_async.sync.official.configuration import RepositoryConfig
@@ -560,10 +561,41 @@ class Repository(Displayed):
 
     # Sessions
 
+    def _known_session(
+        self, branch: str | None, mode: NativeMode, *, deduplicate: bool = False
+    ) -> Session | None:
+        """Return a session at the tip of a branch if no other thread has to be waited for."""
+        ready = self.handle.ready
+        if ready is None or not isinstance(branch, str) or has_deadline():
+            return None
+        with translated():
+            found = known_session(ready, branch, mode, deduplicate=deduplicate)
+        return None if found is None else _session(self.handle, found)
+
+    def _known_readable(self, branch: str | None = None, **named: Any) -> Session | None:
+        if any(it is not None for it in named.values()):
+            return None
+        return self._known_session(branch, NativeMode.READONLY)
+
+    def _known_writable(
+        self,
+        branch: str,
+        *,
+        lease: timedelta | bool = False,
+        owner: str | None = None,
+        deduplicate: bool = False,
+    ) -> Session | None:
+        del owner  # of a lease
+        if lease is not False:
+            return None
+        return self._known_session(branch, NativeMode.WRITABLE, deduplicate=deduplicate)
+
     readonly_session, readonly_session_async = owned(
-        Native.readonly_session, _session, check=_check_readable
+        Native.readonly_session, _session, known=_known_readable, check=_check_readable
     )
-    writable_session, writable_session_async = owned(Native.writable_session, _session)
+    writable_session, writable_session_async = owned(
+        Native.writable_session, _session, known=_known_writable
+    )
     resume_session, resume_session_async = owned(Native.resume_session, _session)
     rearrange_session, rearrange_session_async = owned(Native.rearrange_session, _session)
 

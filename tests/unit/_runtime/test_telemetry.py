@@ -114,7 +114,7 @@ def test_a_failed_request_says_so() -> None:
     """The error's class is on the span and in the counts; its message is on the span only."""
     told = _run("""
         from icechunk_async.storage import open_storage
-        from icechunk_async.storage.policies.observe import traced
+        from icechunk_async.storage.policies.stack import traced
         from icechunk_async.errors import ObjectNotFoundError
 
         async def main():
@@ -139,7 +139,8 @@ def test_retries_and_cache_reads_are_counted() -> None:
         from icechunk_async.errors import StorageUnavailableError
         from icechunk_async.storage import open_storage
         from icechunk_async.storage.policies.cache import Cached, CacheOptions
-        from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+        from icechunk_async.storage.policies.retry import Retrying
+        from icechunk_async.storage.policies.values import RetryPolicy
         from icechunk_async.storage.policies.wrapping import PassingStorage
 
         class Stumbling(PassingStorage):
@@ -171,7 +172,7 @@ def test_retries_and_cache_reads_are_counted() -> None:
 def test_nobody_listening_costs_no_wrapper() -> None:
     """Where nothing was set up, requests pass no tracer."""
     code = """
-        from icechunk_async.storage.policies.observe import traced
+        from icechunk_async.storage.policies.stack import traced
         import icechunk_async._runtime.telemetry as telemetry
         storage = object()
         assert traced(storage) is storage

@@ -126,7 +126,7 @@ def test_json_needs_no_rich(sample: Sample, command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "most"), [(("log",), 127), (("branch", "list"), 126), (("tag", "list"), 126)]
+    ("command", "most"), [(("log",), 109), (("branch", "list"), 108), (("tag", "list"), 108)]
 )
 def test_refs_and_history_need_no_sessions(
     sample: Sample, command: tuple[str, ...], most: int

@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import ObjectNotFoundError, ThrottledError
 from icechunk_async.storage import ByteRange, SuffixRange, open_storage
-from icechunk_async.storage.policies.coalesce import (
-    CoalescePolicy,
-    Coalescing,
-    join_ranges,
-    split_range,
-)
+from icechunk_async.storage.policies.coalesce import Coalescing, join_ranges, split_range
+from icechunk_async.storage.policies.values import CoalescePolicy
 from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url

@@ -10,8 +10,9 @@ import pytest
 from icechunk_async.storage import ByteRange
 from icechunk_async.storage.extensions import PlacedRange, room
 from icechunk_async.storage.policies.cache import CacheStatistics
-from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
+from icechunk_async.storage.policies.coalesce import Coalescing
 from icechunk_async.storage.policies.hedge import Hedged
+from icechunk_async.storage.policies.values import CoalescePolicy
 from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.storage.protocol import Retrieved, Version
 from tests.unit.storage.cache_tools import cache_of, opened

@@ -34,7 +34,8 @@ from icechunk_async.storage import (
     Version,
     open_storage,
 )
-from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+from icechunk_async.storage.policies.retry import Retrying
+from icechunk_async.storage.policies.values import RetryPolicy
 from tests.helpers import memory_url
 from tests.unit.storage.scripted import Scripted, in_virtual_time, with_memory
 

@@ -20,8 +20,8 @@ from icechunk_async.format.config import (
 from icechunk_async.format.layout import is_written_once
 from icechunk_async.storage import BlockingStorage, ByteRange, HedgePolicy, open_storage
 from icechunk_async.storage.policies.limit import Budget, Limited
-from icechunk_async.storage.policies.retry import RetryPolicy
-from icechunk_async.storage.policies.stack import Policies, with_policies
+from icechunk_async.storage.policies.stack import with_policies
+from icechunk_async.storage.policies.values import Policies, RetryPolicy
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, read, write

@@ -179,6 +179,7 @@ def test_a_long_history_takes_few_turns_of_the_loop_and_few_calls(
     monkeypatch.setattr(native.engine.history, "_listing", _returning(info))
     tip = info.branches["main"]
     monkeypatch.setattr(native.engine.history, "branch_tip", _returning(tip))
+    monkeypatch.setattr(native.engine.history.state, "known_now", lambda: None)
     turns: list[object] = []
 
     def counted(work: Any) -> object:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 PROTOTYPE = default_buffer_prototype()
+GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 
 
 @pytest.fixture
@@ -152,6 +153,49 @@ def test_the_ancestry_of_a_branch_that_did_not_move_is_told_from_memory(
     (tmp_path / "repo").unlink()
     with pytest.raises(icechunk.IcechunkError, match="removed"):
         repository.ancestry(branch="main")
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_sessions_on_a_branch_that_did_not_move_begin_without_waiting(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit waits once. Where the branch moved, or settings ask for work, the loop begins it."""
+    if kind == "local" and not ReadsAtOnce(tmp_path).active:
+        pytest.skip("only Linux on a local file system looks without waiting")
+    url = "memory://sessions" if kind == "memory" else str(tmp_path)
+    repo = icechunk.Repository.create(url)
+    other = icechunk.Repository.open(url)
+
+    def waits(call: Callable[[], object]) -> int:
+        return crossings(monkeypatch, call)[1]
+
+    def write() -> None:
+        with repo.transaction("main", message="written") as store:
+            sync(store.set("zarr.json", PROTOTYPE.buffer.from_bytes(GROUP)))
+
+    assert waits(write) == 1
+    for begin in (repo.writable_session, repo.readonly_session):
+        assert waits(partial(begin, "main")) == 0
+        assert begin("main").snapshot_id == repo.lookup_branch("main")
+    moved = other.writable_session("main").commit("moved", allow_empty=True)
+    assert {repo.readonly_session("main").snapshot_id for _ in range(2)} == {moved}
+    assert waits(lambda: repo.writable_session("main").discard_changes()) == 0
+    assert waits(lambda: repo.readonly_session(snapshot_id=moved)) == 1
+    leased, count = crossings(monkeypatch, lambda: repo.writable_session("main", lease=True))
+    assert isinstance(leased, icechunk.Session)
+    assert (leased.has_lease, count) == (True, 1)
+    repo.end_session(leased.session_id)
+    with icechunk.deadline(0), pytest.raises(TimeoutError):
+        repo.writable_session("main")
+    with pytest.raises(icechunk.IcechunkError, match="branch 'x'"):
+        repo.writable_session("x")
+    repo.set_status(icechunk.RepoStatus(icechunk.RepoAvailability.read_only))
+    with pytest.raises(icechunk.IcechunkError, match="read_only"):
+        repo.writable_session("main")
+    assert repo.readonly_session("main").snapshot_id == moved
+    repo.close()
+    with pytest.raises(icechunk.IcechunkError, match="closed"):
+        repo.readonly_session("main")
 
 
 def test_errors_in_what_is_told_from_memory_are_those_of_the_facade(

@@ -117,10 +117,11 @@ def owned[N, **P, T, R](
     native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]],
     convert: Callable[[Any, T], R],
     *,
+    known: Callable[Concatenate[Any, P], R | None] | None = None,
     check: Callable[..., None] | None = None,
 ) -> Pair[P, R]:
     """Return a pair as `asked` does, where the result needs the handle that was asked as well."""
-    made: Pair[P, R] = _asked(native, convert, _named(convert), None, check)
+    made: Pair[P, R] = _asked(native, convert, _named(convert), known, check)
     return made
 
 

@@ -2,7 +2,7 @@
 
 `nodes.Nodes` finds nodes by path and holds what changed on top of a file (`table`), in which
 nothing is decoded that was not asked for. `files.Files` are the manifests that it lists. `writing`
-copies what did not change.
+copies what did not change, by its `layout`.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.storage.extensions import PlacedRange, room
+from icechunk_async.storage.policies.values import CoalescePolicy
 from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.storage.protocol import ByteRange, Retrieved
 
@@ -23,27 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage.protocol import RangeRequest, Storage
 
-__all__ = ["CoalescePolicy", "Coalescing", "join_ranges", "split_range"]
-
-_MIB: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class CoalescePolicy:
-    """Limits for joining and splitting reads."""
-
-    gap_bytes: int = 64 << 10
-    """Ranges at most this far apart are read as one; the bytes between are dropped. Receiving them
-    costs about as much as one more request."""
-    part_bytes: int = 12 * _MIB
-    """The longest joined range, and about the length of the parts of a split one."""
-    max_parts: int = 18
-    """Parts of one read at most; they are longer instead."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` if a number is out of range."""
-        if self.gap_bytes < 0 or self.part_bytes < 1 or self.max_parts < 1:
-            raise ValueError(f"a gap of at least 0, parts of at least 1 and 1 of them, not {self}")
+__all__ = ["Coalescing", "join_ranges", "split_range"]
 
 
 @dataclass(slots=True, eq=False)

@@ -38,7 +38,6 @@ __all__ = [
     "RequestEnd",
     "RequestHook",
     "RequestTracer",
-    "traced",
 ]
 
 _BUCKETS: Final = 40
@@ -309,13 +308,6 @@ class Observed(PassingStorage):
 
 def _size(data: Data) -> int:
     return data.nbytes if isinstance(data, memoryview) else len(data)
-
-
-def traced(storage: Storage) -> Storage:
-    """Wrap a storage so that its requests are traced; return it unchanged if nothing listens."""
-    if not telemetry.is_listening():
-        return storage
-    return Observed(storage, Observations([RequestTracer()]))
 
 
 class RequestTracer:

@@ -15,13 +15,13 @@ import anyio
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import closing
-from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     IcechunkError,
     NameResolutionError,
     OutcomeUnknownError,
     StorageUnavailableError,
 )
+from icechunk_async.storage.policies.values import RetryPolicy
 from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.storage.protocol import CommonPrefix, DeleteFailure
 
@@ -38,28 +38,11 @@ if TYPE_CHECKING:
         Version,
     )
 
-__all__ = ["RetryPolicy", "Retrying"]
+__all__ = ["Retrying"]
 
 _log = logging.getLogger(__name__)
 _NAME_RESOLUTION_TRIES: Final = 3
 """A resolver may fail once; a name that does not exist will not appear soon."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """The number of tries and the pauses between them.
-
-    The pause after the n-th failure is random, up to ``initial_seconds * 2 ** (n - 1)`` and up to
-    ``max_seconds``: clients that failed together do not come back together.
-    """
-
-    max_tries: int = 10
-    """Tries in all, the first included."""
-    initial_seconds: float = 0.1
-    max_seconds: float = 180.0
-    """The longest pause. A store that asks for a longer one is not asked again."""
-    total_seconds: float | None = None
-    """No try begins later than this after the first; a running one is not cut short."""
 
 
 class _Tries:

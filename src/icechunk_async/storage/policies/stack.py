@@ -15,34 +15,20 @@ throttle nor lose replies, and joining or splitting their reads costs more than 
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import TYPE_CHECKING
 
-from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
+from icechunk_async._runtime import telemetry
 from icechunk_async.storage.policies.limit import Limited
-from icechunk_async.storage.policies.observe import traced
-from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
 from icechunk_async.storage.protocol import BlockingStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.storage.policies.hedge import HedgePolicy
     from icechunk_async.storage.policies.limit import Budget
+    from icechunk_async.storage.policies.values import Policies, RetryPolicy
     from icechunk_async.storage.protocol import Storage
 
-__all__ = ["Policies", "with_policies", "with_retries"]
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """How requests to one storage are joined, hedged and repeated."""
-
-    coalesce: CoalescePolicy = field(default_factory=CoalescePolicy)
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    hedge: HedgePolicy | None = None
-    """None: slow reads are not hedged."""
+__all__ = ["traced", "with_policies", "with_retries"]
 
 
 def with_policies(
@@ -60,6 +46,9 @@ def with_policies(
     # Each further wrapper would take away that it answers without a loop, see `PassingStorage`.
     if isinstance(storage, BlockingStorage):
         return limited
+    from icechunk_async.storage.policies.coalesce import Coalescing  # noqa: PLC0415 -- on use
+    from icechunk_async.storage.policies.retry import Retrying  # noqa: PLC0415 -- on use
+
     reads: Storage = Retrying(limited, policies.retry, immutable=immutable)
     if policies.hedge is not None:
         from icechunk_async.storage.policies.hedge import Hedged  # noqa: PLC0415 -- on use
@@ -70,4 +59,21 @@ def with_policies(
 
 def with_retries(storage: Storage, retry: RetryPolicy) -> Storage:
     """Wrap a storage for the first reads, before the repository's own settings are known."""
-    return storage if isinstance(storage, BlockingStorage) else Retrying(storage, retry)
+    if isinstance(storage, BlockingStorage):
+        return storage
+    from icechunk_async.storage.policies.retry import Retrying  # noqa: PLC0415 -- on use
+
+    return Retrying(storage, retry)
+
+
+def traced(storage: Storage) -> Storage:
+    """Wrap a storage so that its requests are traced; return it unchanged if nothing listens."""
+    if not telemetry.is_listening():
+        return storage
+    from icechunk_async.storage.policies.observe import (  # noqa: PLC0415 -- on use
+        Observations,
+        Observed,
+        RequestTracer,
+    )
+
+    return Observed(storage, Observations([RequestTracer()]))

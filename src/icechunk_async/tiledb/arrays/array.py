@@ -15,7 +15,8 @@ from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.policies.limit import Budget
-from icechunk_async.storage.policies.stack import Policies, with_policies
+from icechunk_async.storage.policies.stack import with_policies
+from icechunk_async.storage.policies.values import Policies
 from icechunk_async.tiledb.arrays.dense import DenseGrid, overlap, read_dense
 from icechunk_async.tiledb.arrays.directory import AT_ONCE, ArrayDirectory, read_timed
 from icechunk_async.tiledb.arrays.folder import Folder, storage_location

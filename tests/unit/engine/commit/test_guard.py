@@ -15,8 +15,8 @@ import pytest
 from icechunk_async import Packing, Repository
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.engine.files.ages import FEW_CHUNKS
+from icechunk_async.engine.history import collections
 from icechunk_async.engine.history.collections import Collection, collected_since
-from icechunk_async.engine.history.repo_info import history
 from icechunk_async.errors import (
     ChunksCollectedError,
     ConflictError,
@@ -533,7 +533,7 @@ async def test_each_entry_of_the_log_is_looked_at_once_however_many_races_are_lo
         async with Repository.open(storage) as repository:
             session = await repository.writable_session("main")
             await write(session, "a/c/1", CHUNK)
-            monkeypatch.setattr(history, "collected_since", look)
+            monkeypatch.setattr(collections, "collected_since", look)
             storage.left = 4
             await session.commit("late", rebase_with=ConflictDetector())
     assert new == [0, 1, 1, 1, 1]

@@ -57,7 +57,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Manifest]:
         seen.append(decode_manifest(payload, seconds_cut=seconds_cut))
         return seen[-1]
 
-    monkeypatch.setattr("icechunk_async.format.manifest.packed.decode_manifest", noting)
+    monkeypatch.setattr("icechunk_async.format.manifest.reading.decode_manifest", noting)
     return seen
 
 

@@ -17,7 +17,6 @@ from icechunk_async.engine.files.manifests import BlockingManifestFiles
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import manifest_key
-from icechunk_async.format.manifest import packed
 from icechunk_async.format.manifest.chunk import NativeChunk
 from icechunk_async.format.manifest.reading import Manifest, decode_manifest
 from icechunk_async.format.manifest.refs import ChunkRefs
@@ -297,7 +296,7 @@ async def test_a_changed_reference_is_written_without_decoding_the_others(
         decoded += 1
         return decode_manifest(payload, seconds_cut=seconds_cut)
 
-    monkeypatch.setattr(packed, "decode_manifest", noting)
+    monkeypatch.setattr("icechunk_async.format.manifest.reading.decode_manifest", noting)
     wanted = every_second(COUNT).lengths.astype(object)
     for turn, (chunk, full) in enumerate([(100, False), (100, False), (4000, False), (101, True)]):
         async with Repository.open(url) as repository:
@@ -336,7 +335,7 @@ async def test_a_small_manifest_is_read_once_to_be_changed(
         decoded.append(len(payload))
         return decode_manifest(payload, seconds_cut=seconds_cut)
 
-    monkeypatch.setattr(packed, "decode_manifest", noting)
+    monkeypatch.setattr("icechunk_async.format.manifest.reading.decode_manifest", noting)
     async with open_storage(url) as plain:
         storage = LatencyStorage(plain, seconds=0)
         async with Repository.open(storage) as repository:

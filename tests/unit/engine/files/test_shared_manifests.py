@@ -8,7 +8,7 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.errors import FormatError
-from icechunk_async.format.manifest import packed, reading
+from icechunk_async.format.manifest import reading
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import make_array, memory_url, read, write
@@ -39,8 +39,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(ALL)
         return every(*args, **options)
 
-    monkeypatch.setattr(packed, "decode_array", decode_array)
-    monkeypatch.setattr(packed, "decode_manifest", decode_manifest)
+    monkeypatch.setattr(reading, "decode_array", decode_array)
+    monkeypatch.setattr(reading, "decode_manifest", decode_manifest)
     return found
 
 
@@ -159,8 +159,8 @@ async def test_damage_in_another_array_does_not_matter(
     def all_damaged(*_: object, **__: object) -> Any:
         raise FormatError("damaged")
 
-    monkeypatch.setattr(packed, "decode_array", damaged)
-    monkeypatch.setattr(packed, "decode_manifest", all_damaged)
+    monkeypatch.setattr(reading, "decode_array", damaged)
+    monkeypatch.setattr(reading, "decode_manifest", all_damaged)
     async with Repository.open(storage) as repository:
         session = await repository.readonly_session("main")
         for number in (2, 4):
