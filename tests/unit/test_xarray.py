@@ -8,6 +8,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
+import zarr.api.asynchronous as zarr
 
 from icechunk_async import Repository
 from icechunk_async.errors import InvalidInputError, ReadOnlyError, WrongTypeError
@@ -59,6 +60,32 @@ async def test_what_is_added_to_is_not_deleted_first(mode: Any, where: dict[str,
             await to_icechunk(dataset(), session, mode=mode, **where)
         assert isinstance(caught.value, InvalidInputError)
         assert not session.has_uncommitted_changes
+
+
+@pytest.mark.parametrize("where", [{"append_dim": "time"}, {"region": {"time": slice(1, 2)}}])
+async def test_times_without_a_calendar_count_as_they_are_read(where: dict[str, Any]) -> None:
+    """Before 1582 the calendar that CF means then has other days than NumPy's."""
+    days = xr.Dataset({"seen": ("time", np.array(["2000-01-01", "2000-01-02"], "M8[ns]"))})
+    encoding = {"seen": {"units": "days since 0001-01-01", "calendar": "standard"}}
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        first = days if "region" in where else days.isel(time=slice(1))
+        await to_icechunk(first, session, encoding=encoding)
+        seen = await zarr.open_array(store=session.store, path="seen")
+        attributes = {**seen.attrs}
+        del attributes["calendar"]
+        plain = await zarr.create_array(
+            session.store,
+            name="seen",
+            data=np.asarray(await seen.getitem(...)),
+            dimension_names=["time"],
+            attributes=attributes,
+            overwrite=True,
+        )
+        assert "calendar" not in plain.attrs
+        await to_icechunk(days.isel(time=slice(1, 2)), session, **where)
+        opened = await open_dataset(session)
+        assert (opened["seen"].to_numpy() == days["seen"].to_numpy()).all()
 
 
 async def test_nothing_is_written_through_a_session_that_reads() -> None:

@@ -60,6 +60,20 @@ class _Writer(ArrayWriter):
         self.lazy.regions.append(places)
 
 
+class _Store(ZarrStore):
+    """Says of arrays that are there in which calendar they count."""
+
+    def open_store_variable(self, name: str) -> xarray.Variable:
+        """Return an array; one of times that names no calendar has the one that CF means then."""
+        # xarray reads such times by that one, and would add others by the calendar of NumPy: both
+        # differ before 1582, so that 2000-01-02 in `days since 0001-01-01` became 1999-12-31.
+        variable: xarray.Variable = super().open_store_variable(name)
+        units = variable.attrs.get("units")
+        if isinstance(units, str) and " since " in units:
+            variable.attrs.setdefault("calendar", "standard")
+        return variable
+
+
 def write_known(
     obj: xarray.DataArray | xarray.Dataset,
     store: Store,
@@ -81,7 +95,7 @@ def write_known(
     for variable in dataset.variables.values():
         if variable.size == 0:
             variable.load()  # Dask has no blocks to write for it
-    zarr_store = ZarrStore.open_group(
+    zarr_store = _Store.open_group(
         store,
         mode=mode or _default_mode(append_dim, region),
         group=group,
