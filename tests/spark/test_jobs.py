@@ -160,6 +160,35 @@ def test_manifests_are_split_as_in_one_process(spark: SparkSession, repo: Reposi
         rewrite_manifests(spark, again, "no", commit_method="neither")  # type: ignore[arg-type]
 
 
+def test_few_chunks_in_a_large_grid_are_few_tasks(spark: SparkSession, url: str) -> None:
+    """Parts of the grid without chunks, of which there are 62,500, need no task."""
+    split: dict[Any, Any] = {
+        ManifestSplitCondition.AnyArray(): {ManifestSplitDimCondition.Any(): 4},
+    }
+    repo = Repository.create(url)
+    session = repo.writable_session("main")
+    array = zarr.create_array(
+        session.store, name="a", shape=(1000, 1000), chunks=(1, 1), dtype="i4"
+    )
+    for at in (0, 500, 999):
+        array[at, at] = at + 1
+    session.commit("sparse")
+    again = repo.reopen(
+        RepositoryConfig(
+            manifest=ManifestConfig(splitting=ManifestSplittingConfig.from_dict(split))
+        )
+    )
+    totals: set[int | None] = set()
+    made = rewrite_manifests(
+        spark, again, "split", manifests_per_task=2, progress=lambda it: totals.add(it.total)
+    )
+    assert totals == {2}
+    assert made.table.column("references").to_pylist() == [1, 1, 1]
+    store = again.readonly_session("main").store
+    found = zarr.open_array(store, path="a", mode="r")
+    assert [found[at, at] for at in (0, 500, 999)] == [1, 501, 1000]
+
+
 def test_missing_objects_are_found(spark: SparkSession, repo: Repository, tmp_path: Path) -> None:
     """The job and one process name the same objects, of every kind."""
     assert check(repo).is_whole

@@ -8,6 +8,8 @@ configuration and boxes, and returns plans.
 from __future__ import annotations
 
 from dataclasses import field
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,15 +17,32 @@ import numpy as np
 from icechunk_async._runtime.dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from icechunk_async.format.config import ManifestSplittingConfig
+    from icechunk_async.format.ids import ManifestId
     from icechunk_async.format.manifest.chunk import Coordinates, Extents
     from icechunk_async.format.snapshot import ArrayData, ManifestRef
 
-__all__ = ["CellPlan", "SplitPlan", "plan_manifests", "split_sizes"]
+__all__ = [
+    "MOST_CELLS",
+    "CellPlan",
+    "SplitPlan",
+    "most_cells",
+    "occupied_cells",
+    "plan_manifests",
+    "split_sizes",
+    "wide_manifests",
+]
+
+MOST_CELLS: Final = 4096
+"""Cells of an array that are planned by boxes alone, at most, besides one for each manifest.
+
+A box costs a snapshot a few bytes and may claim ``2**31`` chunks along each axis, however few
+references the manifest has. Beyond this bound, references say which cells are planned.
+"""
 
 # The official engine's default: chunk coordinates have 32 bits, so nothing is divided.
 _UNSPLIT: Final = (1 << 32) - 1
@@ -74,6 +93,7 @@ def plan_manifests(
     *,
     kept: Coordinates | None = None,
     rewrite_all: bool = False,
+    occupied: Mapping[ManifestId, npt.NDArray[np.int64]] | None = None,
 ) -> SplitPlan:
     """Decide which manifests stay and which cells are written.
 
@@ -87,6 +107,7 @@ def plan_manifests(
         changed: coordinates of the session's changes, ``(n, rank)``.
         kept: the grid in which old references still count, where that is smaller.
         rewrite_all: write every cell.
+        occupied: cells with references of the manifests that `wide_manifests` names.
     """
     touched = _rows_by_cell(changed, sizes)
     # A cell that is written has the box of the whole grid: ``kept`` limits only what comes from old
@@ -94,13 +115,15 @@ def plan_manifests(
     cells = {
         cell: CellPlan(_box(cell, sizes, grid), changes=rows) for cell, rows in touched.items()
     }
-    kept = grid if kept is None else tuple(min(a, b) for a, b in zip(grid, kept, strict=True))
+    kept = _limits(grid, kept)
     reused: list[ManifestRef] = []
     cut: list[CellPlan] = []
     # Extents are those of the references, not of cells: of 10 chunks in cells of 4, chunks 0, 1, 5
     # and 9 are in manifests of [0, 2), [5, 6) and [9, 10).
     for ref in old:
-        for cell in _cells_of(ref.extents, sizes, kept):
+        ranges = _ranges(ref.extents, sizes, kept)
+        found = None if occupied is None else occupied.get(ref.manifest_id)
+        for cell in _all_cells(ranges) if found is None else _some_cells(ranges, found):
             if cell in cells:
                 cells[cell].sources.append(ref)
             elif rewrite_all:
@@ -110,6 +133,56 @@ def plan_manifests(
             else:
                 cut.append(CellPlan(_box(cell, sizes, kept), [ref]))
     return SplitPlan(reused, [*cells.values(), *cut])
+
+
+def wide_manifests(
+    grid: Coordinates,
+    sizes: Sequence[int],
+    old: Sequence[ManifestRef],
+    *,
+    kept: Coordinates | None = None,
+) -> list[ManifestId]:
+    """Return the manifests whose boxes meet too many cells to plan each of them.
+
+    They are read before `plan_manifests`, for `occupied_cells`. All of them are divided, so each
+    cell with references is written from them in any case.
+    """
+    limits = _limits(grid, kept)
+    counts = [prod(map(len, _ranges(ref.extents, sizes, limits))) for ref in old]
+    # A manifest within one cell needs one plan, however many there are.
+    divided = {ref.manifest_id: None for ref, count in zip(old, counts, strict=True) if count > 1}
+    return list(divided) if sum(count for count in counts if count > 1) > MOST_CELLS else []
+
+
+def occupied_cells(
+    coords: npt.NDArray[np.uint32],
+    sizes: Sequence[int],
+    grid: Coordinates,
+    *,
+    kept: Coordinates | None = None,
+) -> npt.NDArray[np.int64]:
+    """Return the cells that have references within the grid, each once and in order."""
+    limits = np.array(_limits(grid, kept), np.int64)
+    inside = coords[(coords < limits).all(axis=1)]
+    cells = inside.astype(np.int64) // np.array(sizes, np.int64)
+    cells = cells[np.lexsort(cells.T[::-1])]  # by far faster than `np.unique` along an axis
+    first = np.ones(len(cells), bool)
+    first[1:] = (cells[1:] != cells[:-1]).any(axis=1)
+    return cells[first]
+
+
+def most_cells(
+    grid: Coordinates, sizes: Sequence[int], old: Iterable[tuple[ManifestRef, int]]
+) -> int:
+    """Count the cells that references of manifests may be in, at most.
+
+    Args:
+        grid: chunks along each axis.
+        sizes: cell size along each axis.
+        old: manifests, each with the number of its references.
+    """
+    met = sum(min(prod(map(len, _ranges(ref.extents, sizes, grid))), refs) for ref, refs in old)
+    return min(met, prod(-(-stop // size) for stop, size in zip(grid, sizes, strict=True)))
 
 
 def _rows_by_cell(
@@ -139,16 +212,28 @@ def _box(cell: Coordinates, sizes: Sequence[int], grid: Coordinates) -> Extents:
     )
 
 
-def _cells_of(extents: Extents, sizes: Sequence[int], grid: Coordinates) -> Iterator[Coordinates]:
-    """Iterate over the cells that a box meets, within the grid."""
-    ranges = [
+def _limits(grid: Coordinates, kept: Coordinates | None) -> Coordinates:
+    return grid if kept is None else tuple(min(a, b) for a, b in zip(grid, kept, strict=True))
+
+
+def _ranges(extents: Extents, sizes: Sequence[int], grid: Coordinates) -> list[range]:
+    """Return the cells that a box meets within the grid, as a range along each axis."""
+    return [
         range(start // size, -(-min(stop, limit) // size)) if start < limit else range(0)
         for (start, stop), size, limit in zip(extents, sizes, grid, strict=True)
     ]
-    shape = tuple(len(axis) for axis in ranges)
-    for place in np.ndindex(shape):  # lazy, where itertools.product would list every axis
-        indices: tuple[int, ...] = place
-        yield tuple(axis[index] for axis, index in zip(ranges, indices, strict=True))
+
+
+def _all_cells(ranges: Sequence[range]) -> Iterable[Coordinates]:
+    # `product` lists every axis first, also where another one is empty.
+    return product(*ranges) if all(ranges) else ()
+
+
+def _some_cells(ranges: Sequence[range], cells: npt.NDArray[np.int64]) -> Iterable[Coordinates]:
+    """Return those of the given cells that are within ranges, in the order of `_all_cells`."""
+    starts, stops = np.array([(it.start, it.stop) for it in ranges], np.int64).T
+    found: list[list[int]] = cells[((cells >= starts) & (cells < stops)).all(axis=1)].tolist()
+    return map(tuple, found)
 
 
 def _contains(box: Extents, inner: Extents) -> bool:

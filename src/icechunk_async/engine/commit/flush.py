@@ -24,7 +24,14 @@ from icechunk_async.engine.changes.change_set import (
     WorkingTree,
     settle_together,
 )
-from icechunk_async.engine.changes.splitting import plan_manifests, split_sizes
+from icechunk_async.engine.changes.splitting import (
+    MOST_CELLS,
+    most_cells,
+    occupied_cells,
+    plan_manifests,
+    split_sizes,
+    wide_manifests,
+)
 from icechunk_async.engine.commit.shared import (
     MOST_REFS,
     Waiting,
@@ -46,15 +53,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
+    import numpy.typing as npt
+
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.changes.splitting import CellPlan
+    from icechunk_async.engine.changes.splitting import CellPlan, SplitPlan
     from icechunk_async.engine.commit.small import Small
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.config import ManifestSplittingConfig
     from icechunk_async.format.digests import Listed
     from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.format.manifest.chunk import Extents
+    from icechunk_async.format.manifest.chunk import Coordinates, Extents
     from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.manifest.seekable.writing import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
@@ -66,6 +75,7 @@ __all__ = [
     "ManifestOptions",
     "Sidecar",
     "Written",
+    "count_cells",
     "plan_cells",
     "put_digests",
     "root_of",
@@ -76,7 +86,7 @@ __all__ = [
 _CONCURRENT_MANIFESTS: Final = 16
 _CONCURRENT_REWRITES: Final = 4
 """Arrays at a time, and manifests of each; several because reading and writing take time."""
-_CELLS_TOGETHER: Final = 4096
+_CELLS_TOGETHER: Final = MOST_CELLS
 """Cells that wait for a manifest to share, of one array and in a rewrite of all, at most: their
 references are in memory."""
 _FEWEST_SMALL: Final = 4
@@ -225,21 +235,34 @@ class Flusher:
             progress(Progress("rewriting arrays", done, len(arrays)))
             return written
 
+        def count(node: Node) -> int:
+            return count_cells(node, base, self.options.splitting)
+
         written: list[Written] = []
-        for some in _together(arrays, self.num_cells):
+        for some in _together(arrays, count):
             found = await bounded_map(write, some, limit=_CONCURRENT_REWRITES)
             written += await self._share(found, store=True)
         return self._flushed(base, tree, arrays, written)
 
-    def num_cells(self, node: Node) -> int:
-        """Count the manifests that an array is rewritten to, at most."""
-        return 0 if node.array is None else len(plan_cells(node, self.options.splitting))
+    async def num_cells(self, node: Node, base: Snapshot) -> int:
+        """Count the manifests that an array is rewritten to, at most.
+
+        Cost: reads the manifests whose boxes meet more cells than are planned by boxes.
+        """
+        return 0 if node.array is None else len(await self._cells(node, base))
+
+    async def _cells(self, node: Node, base: Snapshot) -> list[CellPlan]:
+        """Divide all references of an array; all tasks get the same list."""
+        assert node.array is not None
+        none = np.empty((0, len(node.array.grid)), np.uint32)
+        plan = await self._plan(node, base, node.array.manifests, none, rewrite_all=True)
+        return plan.cells
 
     async def rewrite_cells(self, node: Node, base: Snapshot, cells: range) -> Written:
         """Rewrite some of an array's manifests and store them; other tasks rewrite the rest."""
         assert node.array is not None
         nothing = ArrayChanges(len(node.array.dimensions))
-        planned = plan_cells(node, self.options.splitting)
+        planned = await self._cells(node, base)
         return await self._build_cells(
             node.id,
             planned[cells.start : cells.stop],
@@ -486,16 +509,14 @@ class Flusher:
         inside = columns.inside(tuple((0, size) for size in array.grid))
         if not inside.all():  # deletions outside of the grid, which shrinking left for the log
             columns = columns.take(inside)
-        sizes = split_sizes(node.path, array, self.options.splitting)
-        plan = plan_manifests(
-            array.grid,
-            sizes,
+        plan = await self._plan(
+            node,
+            base,
             recipe[0],
             columns.coords,
             kept=changes.kept_grid,
             rewrite_all=rewrite_all,
         )
-
         made = await self._build_cells(
             node.id,
             plan.cells,
@@ -508,6 +529,52 @@ class Flusher:
         written = replace(made, refs=(*plan.reused, *made.refs))
         self._made[node.id] = (recipe, written)
         return written
+
+    async def _plan(
+        self,
+        node: Node,
+        base: Snapshot,
+        old: Sequence[ManifestRef],
+        changed: npt.NDArray[np.uint32],
+        *,
+        kept: Coordinates | None = None,
+        rewrite_all: bool,
+    ) -> SplitPlan:
+        """Decide which cells of an array are written; read what must be divided by references."""
+        array = node.array
+        assert array is not None
+        grid, sizes = array.grid, split_sizes(node.path, array, self.options.splitting)
+
+        async def occupied(manifest_id: ManifestId) -> npt.NDArray[np.int64]:
+            refs = await self._refs(node.id, manifest_id, base, len(grid))
+            return await self._assets.compute(
+                lambda: occupied_cells(refs.coords, sizes, grid, kept=kept),
+                size_bytes=len(refs) * _BYTES_PER_REF,
+            )
+
+        # Usually none. The others' cells are planned by boxes, and written if anything is in them.
+        wide = wide_manifests(grid, sizes, old, kept=kept)
+        found = await bounded_map(occupied, wide, limit=_CONCURRENT_REWRITES) if wide else ()
+        return plan_manifests(
+            grid,
+            sizes,
+            old,
+            changed,
+            kept=kept,
+            rewrite_all=rewrite_all,
+            occupied=dict(zip(wide, found, strict=True)),
+        )
+
+    async def _refs(
+        self, node_id: NodeId, manifest_id: ManifestId, base: Snapshot, rank: int
+    ) -> ChunkRefs:
+        """Load the references of an array in one manifest."""
+        manifests = self._assets.manifests
+        get = manifests.get_with_sums if self._assets.keeps_sums else manifests.get
+        info = base.manifests.get(manifest_id)
+        manifest = await get(manifest_id, 0 if info is None else info.size_bytes)
+        # References of another rank, which other engines may keep, are left behind here.
+        return manifest.refs(node_id, rank)
 
     async def _build_cells(
         self,
@@ -557,13 +624,10 @@ class Flusher:
             patched = await self._patch(node_id, cell, columns, changes, base)
             if patched is not None:
                 return patched
-        parts: list[ChunkRefs] = []
-        get = manifests.get_with_sums if self._assets.keeps_sums else manifests.get
-        for source, info in zip(cell.sources, infos, strict=True):
-            size_bytes = info.size_bytes if info is not None else 0
-            manifest = await get(source.manifest_id, size_bytes)
-            # References of another rank, which other engines may keep, are left behind here.
-            parts.append(manifest.refs(node_id, columns.rank))
+        parts = [
+            await self._refs(node_id, source.manifest_id, base, columns.rank)
+            for source in cell.sources
+        ]
 
         def encode() -> _Made | Waiting | None:
             return self._encode(node_id, cell, parts, columns, changes, share=share)
@@ -709,13 +773,32 @@ def put_digests(
     return [] if digests is None else [assets.digests.put(snapshot_id, digests)]
 
 
-def plan_cells(node: Node, splitting: ManifestSplittingConfig | None) -> list[CellPlan]:
-    """Divide all references of an array among manifests by the given rules."""
+def plan_cells(node: Node, splitting: ManifestSplittingConfig | None) -> list[CellPlan] | None:
+    """Divide all references of an array among manifests by the given rules.
+
+    None if their boxes meet too many cells, so that manifests must be read.
+    """
     array = node.array
     assert array is not None
     sizes = split_sizes(node.path, array, splitting)
+    if wide_manifests(array.grid, sizes, array.manifests):
+        return None
     none = np.empty((0, len(array.grid)), np.uint32)
     return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True).cells
+
+
+def count_cells(node: Node, base: Snapshot, splitting: ManifestSplittingConfig | None) -> int:
+    """Count the manifests that an array is divided among, at most, without reading any."""
+    array = node.array
+    assert array is not None
+    cells = plan_cells(node, splitting)
+    if cells is not None:
+        return len(cells)
+    infos = (base.manifests.get(ref.manifest_id) for ref in array.manifests)
+    # What is not listed is an error for who reads it.
+    counts = (0 if info is None else info.num_chunk_refs for info in infos)
+    sizes = split_sizes(node.path, array, splitting)
+    return most_cells(array.grid, sizes, zip(array.manifests, counts, strict=True))
 
 
 def _together(arrays: Iterable[Node], num_cells: Callable[[Node], int]) -> Iterator[list[Node]]:

@@ -15,6 +15,7 @@ from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.commit.flush import (
     Flusher,
+    count_cells,
     plan_cells,
     put_digests,
     root_of,
@@ -44,14 +45,16 @@ from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
     from typing import Literal
 
     from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.changes.splitting import CellPlan
     from icechunk_async.engine.commit.flush import Flushed
     from icechunk_async.engine.history import Publication
     from icechunk_async.engine.open import Engine
     from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.snapshot import ManifestRef
 
 __all__ = [
     "RewritePlan",
@@ -114,6 +117,7 @@ async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
         if node.array is not None
         for ref in node.array.manifests
     )
+    splitting = engine.manifest_options.splitting
     arrays = after = 0
     for node in base.nodes.values():
         if node.array is None:
@@ -122,15 +126,19 @@ async def plan_rewriting(engine: Engine, branch: str) -> RewritePlan:
         infos = (base.manifests.get(it.manifest_id) for it in old if uses[it.manifest_id] > 1)
         # More than a commit would put together: an array in it grew since.
         shared = any(it is not None and it.num_chunk_refs > MOST_REFS for it in infos)
-        cells = plan_cells(node, engine.manifest_options.splitting)
-        is_split = len(cells) == len(old) and all(
-            len(it.sources) == 1 and (not it.box or within(it.sources[0].extents, it.box))
-            for it in cells
-        )
-        if shared or not is_split:
+        cells = plan_cells(node, splitting)
+        if shared or cells is None or not _is_split(old, cells):
             arrays += 1
-        after += len(cells)
+        after += count_cells(node, base, splitting) if cells is None else len(cells)
     return RewritePlan(base.id, arrays, len(uses), after if arrays else len(uses))
+
+
+def _is_split(old: Sequence[ManifestRef], cells: Sequence[CellPlan]) -> bool:
+    """Return whether each of the old manifests is the only one of a cell, and within it."""
+    return len(cells) == len(old) and all(
+        len(it.sources) == 1 and (not it.box or within(it.sources[0].extents, it.box))
+        for it in cells
+    )
 
 
 async def begin_rewriting(

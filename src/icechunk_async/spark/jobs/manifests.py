@@ -176,6 +176,9 @@ def rewrite_manifests(
         PySparkException: a task failed too often. Nothing was published.
 
     Manifests that tasks stored before a failure, or twice, are garbage.
+
+    Cost: the driver reads the tip's snapshot, and the manifests of arrays whose references may be
+    in more than 4096 new manifests; tasks read every manifest.
     """
     shared = SharedRepository.of(repository)
     # The tip is looked up once. `publish_rewritten` refuses if it has moved.
@@ -184,7 +187,7 @@ def rewrite_manifests(
 
     async def count(native: AsyncRepository) -> list[tuple[str, int]]:
         flusher = _flusher(native)
-        return [(path, flusher.num_cells(node)) for path, node in arrays.items()]
+        return [(path, await flusher.num_cells(node, begun.base)) for path, node in arrays.items()]
 
     parts = [
         _Cells(begun.base.id, path, start, min(start + manifests_per_task, cells))
