@@ -19,8 +19,9 @@ the log is enough, ask for `diff`, see *ours, diff*.
     "Import, and open for the first time": """
 The official engine is one compiled library. For a first read ours is some 150 modules of 37,000
 lines; what writes, lists, decodes whole columns or serves upkeep is imported when it is used.
-Loading the compiled code takes a fifth, see the floor, and making classes another. Python collects garbage once on the way, which is a sixth: it looks at the objects of zarr
-and NumPy as well. Without bytecode, compiling takes twice as long as everything else.
+Loading the compiled code takes a fifth, see the floor, and making classes another. Python
+collects garbage once on the way, which is a sixth: it looks at the objects of zarr and NumPy as
+well. Without bytecode, compiling takes twice as long as everything else.
 *command*: a quarter of the start of `log` is Typer, a fifth asyncio, and most of the rest some 130
 dataclasses of ours, three dozen of them for the configuration. NumPy, Rich and entry points are not
 loaded, and no garbage is collected.
