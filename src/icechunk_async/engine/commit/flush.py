@@ -244,28 +244,26 @@ class Flusher:
             written += await self._share(found, store=True)
         return self._flushed(base, tree, arrays, written)
 
-    async def num_cells(self, node: Node, base: Snapshot) -> int:
-        """Count the manifests that an array is rewritten to, at most.
+    async def cells(self, node: Node, base: Snapshot) -> list[CellPlan]:
+        """Divide all references of an array among manifests, for `rewrite_cells`.
 
         Cost: reads the manifests whose boxes meet more cells than are planned by boxes.
         """
-        return 0 if node.array is None else len(await self._cells(node, base))
-
-    async def _cells(self, node: Node, base: Snapshot) -> list[CellPlan]:
-        """Divide all references of an array; all tasks get the same list."""
         assert node.array is not None
         none = np.empty((0, len(node.array.grid)), np.uint32)
         plan = await self._plan(node, base, node.array.manifests, none, rewrite_all=True)
         return plan.cells
 
-    async def rewrite_cells(self, node: Node, base: Snapshot, cells: range) -> Written:
-        """Rewrite some of an array's manifests and store them; other tasks rewrite the rest."""
+    async def rewrite_cells(self, node: Node, base: Snapshot, cells: Sequence[CellPlan]) -> Written:
+        """Rewrite some of an array's manifests and store them; other tasks rewrite the rest.
+
+        Cost: reads the manifests that these cells come from, and no others.
+        """
         assert node.array is not None
         nothing = ArrayChanges(len(node.array.dimensions))
-        planned = await self._cells(node, base)
         return await self._build_cells(
             node.id,
-            planned[cells.start : cells.stop],
+            cells,
             nothing.columns(),
             nothing,
             base,

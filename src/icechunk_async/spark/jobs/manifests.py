@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.changes.splitting import CellPlan
     from icechunk_async.engine.commit.flush import Written
     from icechunk_async.engine.upkeep.statistics import ChunkPart, ChunkStorageStats
     from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
@@ -135,12 +136,12 @@ async def _contributions(
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """A range of the new manifests of an array."""
+    """Some of the new manifests of an array."""
 
     snapshot_id: SnapshotId
     path: str
-    start: int
-    stop: int
+    cells: Sequence[CellPlan]
+    """Planned by the driver: a plan may need every manifest of the array."""
 
 
 def rewrite_manifests(
@@ -178,21 +179,21 @@ def rewrite_manifests(
     Manifests that tasks stored before a failure, or twice, are garbage.
 
     Cost: the driver reads the tip's snapshot, and the manifests of arrays whose references may be
-    in more than 4096 new manifests; tasks read every manifest.
+    in more than 4096 new manifests; tasks read every manifest, each those that its own come from.
     """
     shared = SharedRepository.of(repository)
     # The tip is looked up once. `publish_rewritten` refuses if it has moved.
     begun = shared.ask(lambda it: begin_rewriting(it.engine, branch, commit_method))
     arrays = {node.path: node for node in begun.base.nodes.values() if node.array is not None}
 
-    async def count(native: AsyncRepository) -> list[tuple[str, int]]:
+    async def plan(native: AsyncRepository) -> list[tuple[str, list[CellPlan]]]:
         flusher = _flusher(native)
-        return [(path, await flusher.num_cells(node, begun.base)) for path, node in arrays.items()]
+        return [(path, await flusher.cells(node, begun.base)) for path, node in arrays.items()]
 
     parts = [
-        _Cells(begun.base.id, path, start, min(start + manifests_per_task, cells))
-        for path, cells in shared.ask(count)
-        for start in range(0, cells, manifests_per_task)
+        _Cells(begun.base.id, path, cells[start : start + manifests_per_task])
+        for path, cells in shared.ask(plan)
+        for start in range(0, len(cells), manifests_per_task)
     ]
     table = run_job(
         spark,
@@ -229,7 +230,7 @@ async def _rewrite(repository: AsyncRepository, cells: _Cells) -> Mapping[str, S
     node = base.nodes[cells.path]
     # Errors of the engine say here that nothing was published, as they would in one process.
     with nothing_published():
-        made = await _flusher(repository).rewrite_cells(node, base, range(cells.start, cells.stop))
+        made = await _flusher(repository).rewrite_cells(node, base, cells.cells)
     rows: list[tuple[Any, ...]] = [
         (cells.path, str(it.id), it.size_bytes, it.num_chunk_refs, None)
         for it in made.files.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from icechunk_async.format.config import (
 )
 from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.snapshot import ManifestRef
+from icechunk_async.storage import open_storage
+from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
@@ -135,7 +138,7 @@ async def test_a_rewrite_plans_the_cells_with_references(plans: list[Extents]) -
 
 
 async def test_tasks_rewrite_the_cells_with_references(plans: list[Extents]) -> None:
-    """A task counts them, and others rewrite some each."""
+    """One task plans them, and others rewrite some each."""
     url = memory_url()
     await _sparse(url)
     plans.clear()
@@ -144,10 +147,42 @@ async def test_tasks_rewrite_the_cells_with_references(plans: list[Extents]) -> 
         node = base.nodes["/a"]
         engine = repository.engine
         flusher = Flusher(engine.assets, engine.manifest_options)
-        assert await flusher.num_cells(node, base) == 3
-        made = [await flusher.rewrite_cells(node, base, range(at, at + 2)) for at in (0, 2)]
+        cells = await flusher.cells(node, base)
+        assert len(cells) == 3
+        made = [await flusher.rewrite_cells(node, base, cells[at : at + 2]) for at in (0, 2)]
         assert [ref.extents for it in made for ref in it.refs] == SPLIT
-        assert len(plans) == 9  # each task plans all
+        assert len(plans) == 3
+
+
+async def test_a_task_reads_the_manifests_of_its_own_cells() -> None:
+    """Not those of all others, however many cells the array has in all."""
+    got: list[str] = []
+
+    class Watched(WrappedStorage):
+        async def before(self, operation: str, key: str) -> None:
+            if operation == "get" and key.startswith("manifests/"):
+                got.append(key)
+
+    url, count = memory_url(), MOST_CELLS + 4
+    async with Repository.create(url, config=_split(count // 10)) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (count,), (1,))
+        for at in range(count):
+            await session.workspace.write_chunk("/a", (at,), b"x")
+        await session.commit("many")
+    async with open_storage(url) as plain:
+        async with Repository.open(Watched(plain), config=_split(1)) as repository:
+            base = await repository.engine.load("main")
+            flusher = Flusher(repository.engine.assets, repository.engine.manifest_options)
+            cells = pickle.loads(pickle.dumps(await flusher.cells(base.nodes["/a"], base)))
+            assert len(cells) == count
+            assert len(got) == len(set(got)) == 10
+        got.clear()
+        async with Repository.open(Watched(plain), config=_split(1)) as repository:
+            flusher = Flusher(repository.engine.assets, repository.engine.manifest_options)
+            made = await flusher.rewrite_cells(base.nodes["/a"], base, cells[:64])
+            assert len(made.files) == 64
+            assert len(got) == 1
 
 
 async def test_a_rewriting_is_planned_by_numbers_of_references(plans: list[Extents]) -> None:
