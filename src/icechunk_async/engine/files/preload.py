@@ -26,6 +26,11 @@ _CONCURRENT_MANIFESTS: Final = 4
 """Few, so that most of the repository's budget of requests is left to its users."""
 _MAX_NODES: Final = 10_000
 """Nodes looked at in search of arrays: a huge tree of groups must not hold up the event loop."""
+_MAX_STEPS: Final = 1 << 24
+"""Steps of all searches with expressions, which take some tenths of a second at most.
+
+A repository may be hostile: many expressions, arrays and manifests multiply.
+"""
 
 
 def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list[ManifestId]:
@@ -40,7 +45,14 @@ def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list
     condition = config.effective_preload_if
     arrays = islice(base.nodes.first_arrays(_MAX_NODES), config.effective_max_arrays_to_scan)
     chosen: dict[ManifestId, None] = {}
-    for path in filter(condition.may_match, arrays):  # most are decided without their nodes
+    steps = _MAX_STEPS
+    for path in arrays:
+        once = condition.most_steps(path)
+        steps -= once
+        if steps < 0:
+            break
+        if not condition.may_match(path):  # most are decided without their nodes
+            continue
         array = base.nodes[path].array
         for ref in array.manifests if array is not None else ():
             manifest_id = ref.manifest_id
@@ -48,7 +60,8 @@ def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list
             # One that does not fit is passed over, not the end: smaller ones may follow.
             if info is None or manifest_id in chosen or info.num_chunk_refs > left:
                 continue
-            if condition.matches(path, info.num_chunk_refs):
+            steps -= once
+            if steps >= 0 and condition.matches(path, info.num_chunk_refs):
                 chosen[manifest_id] = None
                 left -= info.num_chunk_refs
     return list(chosen)

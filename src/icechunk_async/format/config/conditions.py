@@ -28,6 +28,7 @@ from icechunk_async.format.config.fields import (
     check_integer,
     check_text,
     last_segment,
+    most_steps,
     of_type,
     search,
     search_briefly,
@@ -79,6 +80,11 @@ class ManifestPreloadCondition:
         """Return whether any manifest of the array at this path may match; False is certain."""
         del path
         return True
+
+    def most_steps(self, path: str) -> int:
+        """Return the most steps that it takes to match a path once."""
+        del path
+        return 1
 
     @staticmethod
     def or_conditions(conditions: Iterable[ManifestPreloadCondition]) -> ManifestPreloadCondition:
@@ -142,6 +148,10 @@ class PreloadPath(ManifestPreloadCondition):
     def may_match(self, path: str) -> bool:
         return search_briefly(self.regex, path)
 
+    @override
+    def most_steps(self, path: str) -> int:
+        return most_steps(self.regex, path) or 1
+
 
 @dataclass(frozen=True, slots=True)
 class PreloadName(ManifestPreloadCondition):
@@ -165,6 +175,11 @@ class PreloadName(ManifestPreloadCondition):
         # The patterns of the default have several quantifiers, and none of them backtracks far.
         find = search if self.regex in _COORDINATE_NAMES else search_briefly
         return find(self.regex, name)
+
+    @override
+    def most_steps(self, path: str) -> int:
+        name = last_segment(path) or ""
+        return most_steps(self.regex, name) or len(name) + 1
 
 
 # Bounds have 32 bits because the counts in a snapshot's list of manifests have (spec, "Snapshot
@@ -228,6 +243,10 @@ class PreloadAny(ManifestPreloadCondition):
     def may_match(self, path: str) -> bool:
         return any(condition.may_match(path) for condition in self.conditions)
 
+    @override
+    def most_steps(self, path: str) -> int:
+        return 1 + sum(condition.most_steps(path) for condition in self.conditions)
+
 
 @dataclass(frozen=True, slots=True)
 class PreloadAll(ManifestPreloadCondition):
@@ -246,6 +265,10 @@ class PreloadAll(ManifestPreloadCondition):
     @override
     def may_match(self, path: str) -> bool:
         return all(condition.may_match(path) for condition in self.conditions)
+
+    @override
+    def most_steps(self, path: str) -> int:
+        return 1 + sum(condition.most_steps(path) for condition in self.conditions)
 
 
 # Names of coordinate axes, as cf-xarray guesses them.

@@ -33,6 +33,7 @@ __all__ = [
     "check_text",
     "last_segment",
     "merge",
+    "most_steps",
     "of_type",
     "optional_integer",
     "search",
@@ -90,11 +91,17 @@ def search_briefly(regex: str, text: str) -> bool:
     Expressions come from the stored configuration, and a repository may be hostile. Python's
     matcher tries every way to divide a text among quantifiers, without letting others run.
     """
+    return most_steps(regex, text) is not None and search(regex, text)
+
+
+def most_steps(regex: str, text: str) -> int | None:
+    """Return the most steps that `search_briefly` takes; None where it does not search."""
     growth = _growth(regex)
     if growth is None:
-        return False
+        return None
     factor, power = growth
-    return factor * (len(text) + 1) ** power <= _MAX_STEPS and search(regex, text)
+    steps: int = factor * (len(text) + 1) ** power
+    return steps if steps <= _MAX_STEPS else None
 
 
 @lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ from icechunk_async.format.config import (
     ManifestSplitCondition,
     ManifestSplitDimCondition,
     ManifestSplittingConfig,
+    fields,
 )
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.manifest.chunk import Kind
@@ -293,7 +294,7 @@ def _snapshot(sizes: dict[str, list[int]]) -> Snapshot:
     for path, counts in sizes.items():
         refs = []
         for count in counts:
-            info = ManifestFileInfo(ManifestId(bytes([len(files)]) * 12), 100, count)
+            info = ManifestFileInfo(ManifestId(len(files).to_bytes(2, "little") * 6), 100, count)
             files[info.id] = info
             refs.append(ManifestRef(info.id, ((0, count),)))
         array = ArrayData((Dimension(10, 10),), None, tuple(refs))
@@ -317,6 +318,32 @@ def test_preload_chooses_in_path_order_within_limits() -> None:
     assert _numbers(choose(base, two, 10_000)) == [3, 0, 1, 2]
     small = ManifestPreloadConfig(preload_if=ManifestPreloadCondition.num_refs(None, 5))
     assert _numbers(choose(base, small, 10_000)) == [3, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{f"/{n:0100}": [1] for n in range(2000)}, {f"/{0:0100}": [1] * 2000}]
+)
+def test_the_searches_of_many_expressions_are_bounded_together(
+    sizes: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is short; expressions, arrays and manifests multiply, and the event loop waits."""
+    searches = 0
+
+    def counted(regex: str, text: str) -> bool:
+        nonlocal searches
+        searches += 1
+        return search(regex, text)
+
+    search = fields.search
+    monkeypatch.setattr(fields, "search", counted)
+    slow = [ManifestPreloadCondition.path_matches("(?:0|0)" * 11 + f"x{n}") for n in range(4)]
+    some = ManifestPreloadCondition.or_conditions(
+        [*slow, ManifestPreloadCondition.path_matches("0" if len(sizes) == 1 else "x")]
+    )
+    config = ManifestPreloadConfig(preload_if=some, max_arrays_to_scan=10_000)
+    chosen = choose(_snapshot(sizes), config, 10**6)
+    assert 4 <= searches <= 250
+    assert len(chosen) < 50
 
 
 def test_preload_skips_what_the_cache_would_drop() -> None:
