@@ -390,20 +390,25 @@ class Engine:
         tip = None if info is None else info.branches.get(branch)
         return None if tip is None else self.assets.known_snapshot(tip)
 
+    @property
+    def preloads(self) -> bool:
+        """Whether new sessions start to preload manifests, which only the loop can."""
+        # Where reads hardly wait, choosing takes about as long as it could save: only on request.
+        is_quick = isinstance(self.assets.backend, BlockingStorage)
+        return not is_quick or self.config.effective_manifest.preload is not None
+
     def workspace(
         self, base: Snapshot, mode: SessionMode, *, deduplicate: bool = False
     ) -> Workspace:
         """Return the hierarchy of a new session, and start preloading its manifests."""
         from icechunk_async.engine.tree.workspace import Workspace  # noqa: PLC0415 -- for sessions
 
-        wanted = self.config.effective_manifest
-        # Where reads hardly wait, choosing takes about as long as it could save: only on request.
-        is_quick = isinstance(self.assets.backend, BlockingStorage) and wanted.preload is None
-        if not is_quick and not self.assets.holds_all_of(base):
+        if self.preloads and not self.assets.holds_all_of(base):
             from icechunk_async.engine.files.preload import preload  # noqa: PLC0415 -- on use
 
+            wanted = self.config.effective_manifest.effective_preload
             max_refs = self.config.effective_caching.effective_num_chunk_refs
-            work = partial(preload, base, self.assets, wanted.effective_preload, max_refs)
+            work = partial(preload, base, self.assets, wanted, max_refs)
             self.background.start(work)
         return Workspace(
             base,

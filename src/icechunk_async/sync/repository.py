@@ -572,8 +572,16 @@ class Repository(Displayed):
             found = known_session(ready, branch, mode, deduplicate=deduplicate)
         return None if found is None else _session(self.handle, found)
 
-    def _known_readable(self, branch: str | None = None, **named: Any) -> Session | None:
-        if any(it is not None for it in named.values()):
+    def _known_readable(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: SnapshotId | str | None = None,
+        ref: SnapshotId | str | None = None,
+        as_of: datetime | timedelta | str | None = None,
+    ) -> Session | None:
+        if any(it is not None for it in (tag, snapshot_id, ref, as_of)):
             return None
         return self._known_session(branch, NativeMode.READONLY)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from zarr.core.buffer import default_buffer_prototype
@@ -13,14 +13,19 @@ from zarr.core.sync import sync
 
 import icechunk_async.sync as icechunk
 from icechunk_async._runtime.blocking import portal
-from icechunk_async._runtime.blocking.portal import run
+from icechunk_async._runtime.blocking.portal import blocking, run
 from icechunk_async.errors import FormatError
 from icechunk_async.format.repo_info import RepoInfo
+from icechunk_async.storage import open_storage
+from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async_local.at_once import ReadsAtOnce
 from tests.helpers import array_document
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+    from icechunk_async.storage import Version
+    from icechunk_async.storage.extensions import TellsUnchanged
 
 PROTOTYPE = default_buffer_prototype()
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
@@ -196,6 +201,35 @@ def test_sessions_on_a_branch_that_did_not_move_begin_without_waiting(
     repo.close()
     with pytest.raises(icechunk.IcechunkError, match="closed"):
         repo.readonly_session("main")
+
+
+class _Telling(PassingStorage):
+    """Tells at once what did not change, as a storage may whose reads wait."""
+
+    def is_at(self, key: str, version: Version) -> bool:
+        """Return whether an object is at a version."""
+        return cast("TellsUnchanged", self.wrapped).is_at(key, version)
+
+
+def test_sessions_that_preload_begin_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preloading starts tasks, and the thread of a caller has no loop for them."""
+    url = "memory://sessions-that-preload"
+    icechunk.Repository.create(url).close()
+    with blocking(open_storage(url)) as inner:
+        repo = icechunk.Repository.open(_Telling(inner))
+        for begin in (repo.writable_session, repo.readonly_session):
+            begin("main")  # the snapshot of the tip is in memory from here on
+            assert crossings(monkeypatch, partial(begin, "main"))[1] == 1
+
+
+def test_a_name_that_no_session_takes_is_refused_at_every_call(
+    repository: icechunk.Repository,
+) -> None:
+    """Also where the session would begin from memory, and with nothing given for it."""
+    begin: Any = repository.readonly_session
+    begin("main")
+    with pytest.raises(TypeError, match=r"readonly_session\(\) got an unexpected .*'branches'"):
+        begin("main", branches=None)
 
 
 def test_errors_in_what_is_told_from_memory_are_those_of_the_facade(

@@ -55,7 +55,7 @@ class NativeChunk:
     offset: int
     length: int
     sum: int = field(default=0, compare=False)
-    """The code of the checksum of these bytes, see `format.sums`; 0 if it is unknown."""
+    """The code of the checksum of these bytes, see `format.crc`; 0 if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class ChunkRefs:
     etag_pool: StringPool = EMPTY_POOL
     inline: memoryview = _NOTHING
     sums: npt.NDArray[np.uint64] | None = None
-    """Codes of the checksums of native chunks, see `format.sums`; 0 if unknown. None: all are."""
+    """Codes of the checksums of native chunks, see `format.crc`; 0 if unknown. None: all are."""
     seconds_cut: bool = False
     """Whether some ``modified`` may have been rounded down, as other writers do."""
 

@@ -55,7 +55,7 @@ class Pieces:
     codecs: npt.NDArray[np.uint32]
     """Which decoders are to accept the bytes: an index into a list that the caller keeps."""
     sums: Codes
-    """Codes of checksums, see `format.sums`, or `NO_SUM`."""
+    """Codes of checksums, see `format.crc`, or `NO_SUM`."""
     counts: npt.NDArray[np.int64]
     """The number of references to each."""
     manifests: npt.NDArray[np.uint32]
