@@ -3119,7 +3119,8 @@ def _request(
     if request.after_commit:
         from icechunk_async.engine.commit.hooks import Hooks  # noqa: PLC0415 -- loaded when it is used
 
-        Hooks(request.after_commit)  # refuses what is no hook, before a repository is created
+        # Refuses what is no hook, before a repository is created; and takes an iterator only once.
+        request = replace(request, after_commit=Hooks(request.after_commit).functions)
     return request
 
 
@@ -3139,8 +3140,8 @@ def known_session(
     It can be called on any thread. Errors as `Repository.writable_session`.
     """
     engine = repository.engine
-    # Preloading starts tasks, which is left to the loop.
-    if engine.config.effective_manifest.preload is not None:
+    # Also where the storage tells at once that nothing moved, and its reads wait.
+    if engine.preloads:
         return None
     base = engine.known_tip(branch)
     if base is None:

@@ -402,6 +402,21 @@ def test_what_is_no_hook_is_refused_before_anything_is_opened(backend: Backend) 
     assert backend.opened == 0
 
 
+async def test_hooks_that_can_be_iterated_over_once_only_are_told(created: Backend) -> None:
+    """Checking them does not use them up."""
+    told: list[str] = []
+
+    async def hook(event: CommitEvent) -> None:
+        told.append(event.snapshot.message)
+
+    given: Any = (it for it in [hook])
+    async with Repository.open(URL, after_commit=given) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+        await session.commit("told")
+    assert told == ["told"]
+
+
 @pytest.mark.parametrize("given", [print, 5])
 def test_a_function_in_place_of_a_list_of_hooks_is_refused(backend: Backend, given: Any) -> None:
     """The message says how to give one, and that of the facade as well."""
