@@ -12,6 +12,7 @@ from icechunk_async.errors import (
     IcechunkError,
     OutcomeUnknownError,
     PreconditionFailedError,
+    StorageError,
 )
 from icechunk_async.storage import DeleteFailure, Version
 from icechunk_async_s3.documents import fields_of, parse, tag_of
@@ -179,7 +180,7 @@ class Changer:
             if refusal.is_doubtful:
                 raise self._unknown(asked, refusal.said) from error
             raise explain(refusal, asked, self._transport.place, key=key) from error
-        return version_of({"etag": etag}, asked, self._transport.place)
+        return self._copied(etag, asked)
 
     async def copy_from(self, key: str, origin: Mapping[str, str], target: str) -> bool:
         """Copy an object of another bucket; return False if it is too large for one request."""
@@ -194,9 +195,15 @@ class Changer:
             if error.refusal.is_doubtful:
                 raise self._unknown(asked, error.refusal.said) from error
             raise explain(error.refusal, asked, self._transport.place, key=key) from error
-        # The status is sent before the work, so it alone proves nothing.
-        version_of({"etag": etag}, asked, self._transport.place)
+        self._copied(etag, asked)
         return True
+
+    def _copied(self, etag: str, asked: str) -> Version:
+        try:
+            return version_of({"etag": etag}, asked, self._transport.place)
+        except StorageError as error:
+            # The status is sent before the work, so it alone proves nothing.
+            raise self._unknown(asked, "the answer has no ETag") from error
 
     async def _copy(
         self, asked: str, origin: Mapping[str, str], target: str, headers: Mapping[str, str]

@@ -393,7 +393,10 @@ class Writer:
         except LostReplyError as error:
             raise self._unknown(key, str(error)) from error
         if reply.status == 200:
-            return version_of(reply.headers, asked, self._transport.place)
+            try:
+                return version_of(reply.headers, asked, self._transport.place)
+            except StorageError as error:  # it landed, and nothing tells its version
+                raise self._unknown(key, "the answer has no ETag") from error
         refusal = await self._transport.refusal(reply)
         if refusal.is_doubtful:
             raise self._unknown(key, f"the server answered {refusal.said}")

@@ -156,6 +156,25 @@ async def test_a_copy_without_a_condition_may_be_refused_for_one() -> None:
             await storage.copy("key", "other")
 
 
+async def test_a_success_without_a_version_and_without_an_id_is_unknown() -> None:
+    """An unconditional write, and a copy: nothing tells whose object is there, and it landed."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        del request
+        return web.Response()
+
+    async with (
+        serving(answer) as url,
+        open_storage(
+            "s3://bucket", endpoint_url=url, allow_http=True, region="us-east-1", anonymous=True
+        ) as storage,
+    ):
+        with pytest.raises(OutcomeUnknownError, match="no ETag"):
+            await storage.put("key", b"one")
+        with pytest.raises(OutcomeUnknownError, match="no ETag"):
+            await storage.copy("key", "copy")
+
+
 async def test_a_request_that_was_lost_is_sent_again(ministack_server: Server) -> None:
     """It did not land: another try with the same id does."""
     async with behind(ministack_server) as (proxy, storage):
