@@ -341,6 +341,19 @@ def test_times_that_count_from_before_the_reform_are_given_back(
         encode_column(pa.array([datetime(1582, 10, 14)], pa.timestamp("us")), encoding)
 
 
+@pytest.mark.parametrize("calendar", ["standard", None, "proleptic_gregorian"])
+def test_microseconds_that_a_double_from_long_ago_loses_are_refused(calendar: str | None) -> None:
+    """Of days since 0001-01-01 it has sixteen: the next one would be stored in silence."""
+    attributes = {"units": "days since 0001-01-01"}
+    if calendar is not None:
+        attributes["calendar"] = calendar
+    encoding = Encoding("a", np.dtype("f8"), attributes)
+    given = [datetime(2000, 1, 1), datetime(2000, 1, 1, 0, 0, 0, 123_457)]
+    with pytest.raises(ValueRefusedError) as raised:
+        encode_column(pa.array(given, pa.timestamp("us")), encoding)
+    assert raised.value.row == 1
+
+
 def _made(repository: Repository) -> None:
     session = repository.writable_session("main")
     ds = xr.Dataset(

@@ -515,7 +515,8 @@ class _Check:
             # Days of both calendars lie between, and NumPy counts those of one: from the start
             # `days since 0001-01-01`, which many models write, it is two days off.
             if start.astype(np.int64) < _REFORM_US:
-                return None
+                before = _until_reform(match[2])
+                return None if before is None else (count - _REFORM_US + before, _UNITS[name])
         return count - int(start.astype(np.int64)), _UNITS[name]
 
     def _by_xarray(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -541,6 +542,24 @@ class _Check:
             stored = counted.astype(self.encoding.dtype)
             self._refuse(np.asarray(stored != counted, bool), "it would be rounded")
         return stored
+
+
+def _until_reform(start: str) -> int | None:
+    """Return the microseconds from a date of the calendar `standard` to 1582-10-15.
+
+    None for what is no date of it.
+    """
+    # Importing these takes seconds, and most arrays do without.
+    import xarray  # noqa: PLC0415
+    from xarray import conventions  # noqa: PLC0415
+
+    units = {"units": f"microseconds since {start}", "calendar": "standard"}
+    reform = xarray.Variable(("row",), np.array([_REFORM_US]).view("M8[us]"), {}, units)
+    encode = cast("Any", conventions.encode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        return int(encode(reform).values[0])
+    except (ValueError, OverflowError):
+        return None
 
 
 def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
