@@ -51,7 +51,7 @@ async def follow(url: str) -> tuple[str, dict[str, object]]:
             if not 300 <= status < 400 or not target:
                 raise _lost(url, f"{here!r} returned status {status} and no place to go to")
             try:
-                there = target if "://" in target else urljoin(here, target)
+                there = urljoin(here, target)
                 found = read_location(there)
             except ValueError as error:
                 why = f"{here!r} redirects to {target[:200]!r}, which is no URL"

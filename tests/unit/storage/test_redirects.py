@@ -27,8 +27,9 @@ async def test_redirects_are_followed_to_a_bucket() -> None:
 
     async def answer(request: web.BaseRequest) -> web.Response:
         target = "s3://bucket/at?region=eu-west-3&access_key_id=theirs"
+        here = "/there?from=https://host/path"
         return web.Response(
-            status=307, headers={"Location": target if request.path == "/there" else "/there"}
+            status=307, headers={"Location": target if request.path == "/there" else here}
         )
 
     async with serving(answer) as url:
