@@ -332,3 +332,23 @@ def test_strings_of_few_bytes_that_claim_many_are_refused(kind: str) -> None:
 
     assert len(tile) < 1000
     within_bounds(look, len(tile), base_bytes=16 << 20)
+
+
+def test_a_tile_of_many_equal_cells_is_read() -> None:
+    """Runs of runs: ten million letters in some kilobytes, as dense text that is all alike."""
+    size, many = 64 << 10, 150
+    run = (size - 1, 1)  # cells of one letter
+    data = struct.pack(">HBc", size - 1, 1, b"x")
+    meta = struct.pack("<5I2B", 0, 1, size - 1, len(data), 8 * run[0], 2, 1)
+    one = _strings_tile(meta, data, size - 1)[8:]
+    tile = struct.pack("<Q", many) + one * many
+    form = TileForm(
+        (Filter(FilterCode.RLE), Filter(FilterCode.ZSTD)),
+        Datatype.STRING_ASCII,
+        1,
+        20,
+        is_variable=True,
+    )
+    values, offsets = form.decode_strings(tile, many * run[0], many * run[0])
+    assert len(tile) < 1 << 15
+    assert (len(values), len(offsets), set(values.tolist())) == (many * run[0],) * 2 + ({ord("x")},)

@@ -272,6 +272,11 @@ class SparseReader:
         needs_place = part.merges or part.cuts
         read = [*names, *(dimensions if needs_place else ()), *sorted(compared)]
         read = list(dict.fromkeys(read))
+        if not read and not self.deletions and self._all_seen(part):
+            # Nothing is read that could prove the counts of the metadata, so nothing is made for
+            # each of these cells.
+            counts = ((self.fragments[number], tiles) for number, tiles in part.tiles)
+            return {}, sum(it.cells_of(tile) for it, tiles in counts for tile in tiles)
         pieces = await self._read_tiles(part, read)
         if not pieces.fragments:
             return {name: self._none(name) for name in names}, 0
@@ -296,6 +301,11 @@ class SparseReader:
         if kept.all():
             return {name: columns[name] for name in names}, len(kept)
         return {name: columns[name].take(kept) for name in names}, int(kept.sum())
+
+    def _all_seen(self, part: ScanPart) -> bool:
+        """Return whether no cell of these tiles has a separate time, or one of its deletion."""
+        footers = [self.fragments[number].footer for number, _ in part.tiles]
+        return not any(it.has_cell_times or it.has_deletes for it in footers)
 
     def _none(self, name: str) -> Cells:
         it = self.schema.fields[name]

@@ -39,6 +39,7 @@ __all__ = ["GenericTile", "TileForm", "decode_generic", "generic_length", "open_
 _CHUNK_HEAD_BYTES: Final = 12
 _MAX_RATIO: Final = 2000
 _FLOOR_BYTES: Final = 64 << 20
+_OFFSETS_BYTES: Final = 256 << 20
 _MAX_GENERIC_RATIO: Final = 1100
 """Deflate, with which generic tiles are compressed, does not exceed 1032 to 1."""
 # Streams between two filters may be larger than the values: float scale stores a float32 in up to 8
@@ -112,7 +113,8 @@ class TileForm:
         Raises:
             FormatError: it is damaged, or has other sizes.
         """
-        if 8 * cells > _believed(tile):
+        # Not by the size of the tile alone: ten million equal cells of one letter take 6 KB.
+        if 8 * cells > max(_OFFSETS_BYTES, _believed(tile)):
             raise _damaged(f"{len(tile)} bytes claim to hold {cells} cells")
         parts: list[memoryview] = []
         offsets: list[npt.NDArray[np.uint64]] = []
