@@ -34,6 +34,7 @@ UNREACHABLE = {
     "cli/": "its own words",
     "credentials/": "a command cannot give credentials as values",
     "engine/commit/forks.py": "no command forks",
+    "engine/commit/hooks.py": "a command has no hooks",
     "engine/history/summary.py": "what repositories show in Python",
     "engine/leases/member.py": "no command forks",
     "engine/tree/workspace.py": "sessions of commands do what they are for",

@@ -305,9 +305,10 @@ def gcs_storage(
         ValueError: credentials of several kinds are given.
         InvalidInputError: this library does not have the option.
     """
+    given = locals()  # before the import, whose name is a local one, too
     from icechunk_async.sync.credentials import gcs_credentials  # noqa: PLC0415 -- on use
 
-    return _described(Storage.new_gcs, gcs_credentials, locals())
+    return _described(Storage.new_gcs, gcs_credentials, given)
 
 
 def azure_storage(
@@ -340,9 +341,10 @@ def azure_storage(
         ValueError: credentials of several kinds are given.
         InvalidInputError: this library does not have the option.
     """
+    given = locals()  # before the import, whose name is a local one, too
     from icechunk_async.sync.credentials import azure_credentials  # noqa: PLC0415 -- on use
 
-    return _described(Storage.new_azure_blob, azure_credentials, locals())
+    return _described(Storage.new_azure_blob, azure_credentials, given)
 
 
 def tigris_storage(
