@@ -312,6 +312,7 @@ def test_job_group_of_the_caller_stays(spark: SparkSession, repo: Repository, ow
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.only_spark
 def test_each_task_receives_its_own_part_and_nothing_of_the_others(
     spark: SparkSession, repository: Repository, tmp_path: Path
 ) -> None:

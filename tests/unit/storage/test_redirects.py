@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 from aiohttp import web
 
 from icechunk_async.errors import StorageError
 from icechunk_async.storage.redirects import follow, read_location
 from tests.unit.backends.loopback import serving
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, version("aiohttp").split(".")[:2])) < (3, 14),
+    reason="aiohttp before 3.14 reads ~/.netrc on the event loop, which tests refuse",
+)
 
 
 @pytest.mark.parametrize("target", ["http://[", "http://[::1", "//[", "s3://[", "ftp://host", ""])
