@@ -17,10 +17,12 @@ from zarr.core.buffer import default_buffer_prototype
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
+    from icechunk_async import Session
     from icechunk_async.session import AnySession
     from icechunk_async.storage import Storage
 
 __all__ = [
+    "NO_ARRAY_DOCUMENTS",
     "array_document",
     "cancelled_when",
     "counted_calls",
@@ -30,9 +32,23 @@ __all__ = [
     "memory_url",
     "objects",
     "read",
+    "set_document",
     "until",
     "write",
 ]
+
+
+NO_ARRAY_DOCUMENTS: list[bytes | dict[str, Any]] = [
+    b"{",
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+    {"shape": [3, 3]},
+    {"shape": None},
+    {"node_type": "group"},
+    {"chunk_grid": 5},
+]
+"""For `set_document`: what is not the document of an array of one axis with a regular grid."""
 
 
 def examples(count: int) -> settings:
@@ -132,3 +148,11 @@ def counted_calls() -> Generator[list[str]]:
         yield calls
     finally:
         sys.setprofile(before)
+
+
+def set_document(session: Session, path: str, document: bytes | dict[str, Any]) -> None:
+    """Give an array a document that no store takes; of a mapping, what differs from its own."""
+    node = session.workspace.base.nodes[path]
+    if isinstance(document, dict):
+        document = json.dumps(json.loads(node.user_data) | document).encode()
+    session.workspace.set_node(node.path, document, node.array)

@@ -25,3 +25,7 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
         if name != "VirtualChunkSpec":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module("icechunk_async.zarr.virtual.references").VirtualChunkSpec
+
+    def __dir__() -> list[str]:
+        """List the public names, imported or not."""
+        return sorted({*globals(), *__all__})

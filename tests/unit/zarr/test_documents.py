@@ -13,7 +13,7 @@ from icechunk_async.conflicts import AppendSolver
 from icechunk_async.errors import FormatError, InvalidInputError, InvalidMetadataError
 from icechunk_async.format.snapshot import Dimension
 from icechunk_async.format.zarr_document import parse_document
-from tests.helpers import array_document, memory_url
+from tests.helpers import NO_ARRAY_DOCUMENTS, array_document, memory_url, set_document
 from tests.unit.zarr.queries.truth import commit_array
 
 if TYPE_CHECKING:
@@ -147,27 +147,11 @@ def test_what_cannot_be_stored_is_refused(document: bytes, problem: str) -> None
 
 
 DAMAGED: list[bytes | dict[str, Any]] = [
-    b"{",
-    b"[]",
-    b"{}",
-    b"[" * 100_000,
-    {"shape": [3, 3]},
-    {"shape": None},
-    {"node_type": "group"},
-    {"chunk_grid": 5},
+    *NO_ARRAY_DOCUMENTS,
     {"chunk_grid": {"name": "regular"}},
     {"attributes": 5},
     {"attributes": [1]},
 ]
-
-
-def _store(session: Session, change: bytes | dict[str, Any]) -> None:
-    """Put another document beside what the snapshot says of an array, as nobody's store does."""
-    node = session.workspace.base.nodes["/a"]
-    document = change
-    if isinstance(document, dict):
-        document = json.dumps(json.loads(node.user_data) | document).encode()
-    session.workspace.set_node(node.path, document, node.array)
 
 
 @pytest.mark.parametrize("damage", DAMAGED, ids=range(len(DAMAGED)))
@@ -179,7 +163,7 @@ async def test_damaged_documents_are_format_errors_for_those_who_ask_for_values(
         await commit_array(repository, np.arange(8), (4,))
         await commit_array(repository, np.arange(8), (4,), "/b")
         session = await repository.writable_session("main")
-        _store(session, damage)
+        set_document(session, "/a", damage)
         await session.commit("damaged")
         session = await repository.readonly_session("main")
         with pytest.raises(FormatError, match="'/a' is not that of an array of 1 axes"):
@@ -207,7 +191,7 @@ async def test_arrays_that_zarr_does_not_open_cannot_be_queried(foreign: dict[st
     async with Repository.create(memory_url()) as repository:
         await commit_array(repository, np.arange(8), (4,))
         session = await repository.writable_session("main")
-        _store(session, foreign)
+        set_document(session, "/a", foreign)
         with pytest.raises(InvalidInputError, match="Zarr does not open the array"):
             await session.aggregate("a", "max")
 
@@ -230,7 +214,7 @@ async def test_damaged_documents_are_format_errors_for_appends(
 
         async def spoil() -> None:
             session = await repository.writable_session("main")
-            _store(session, damage)
+            set_document(session, "/a", damage)
             await session.workspace.write_chunk("/a", (1,), bytes(32))
             await session.commit("damaged")
 

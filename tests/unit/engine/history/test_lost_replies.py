@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, objects, read, write
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from icechunk_async import Session
     from icechunk_async.storage import Data, Expected, RangeRequest, Retrieved, Storage, Version
 
 REFERENCES = ("repo", "refs/branch.main/ref.json")
@@ -62,6 +66,18 @@ async def _prepared(spec: int) -> str:
         await make_array(session, "a", (10,), (1,))
         await session.commit("first")
     return url
+
+
+@asynccontextmanager
+async def _losing_one(spec: int) -> AsyncGenerator[tuple[Repository, Session, _Lossy]]:
+    """Yield a session with a change; the reply to its commit is lost, and nothing answers after."""
+    async with open_storage(await _prepared(spec)) as plain:
+        storage = _Lossy(plain)
+        async with Repository.open(storage, config=ONE_TRY) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/0", b"\x01")
+            storage.lose, storage.silent_after = 1, True
+            yield repository, session, storage
 
 
 @pytest.mark.parametrize("apply", [True, False], ids=["landed", "lost"])
@@ -207,20 +223,14 @@ async def test_refused_retry_does_not_hide_an_earlier_try_in_doubt(spec: int) ->
 
 async def test_commit_in_doubt_is_never_reported_as_failed(spec: int) -> None:
     """This holds even if a retry fails before it can look at the branch."""
-    url = await _prepared(spec)
-    async with open_storage(url) as plain:
-        storage = _Lossy(plain)
-        async with Repository.open(storage, config=ONE_TRY) as repository:
-            session = await repository.writable_session("main")
-            await write(session, "a/c/0", b"\x01")
-            storage.lose, storage.silent_after = 1, True
-            for _ in range(2):
-                with pytest.raises(OutcomeUnknownError):
-                    await session.commit("second")
-            storage.silent = False
-            await session.commit("second")
-            messages = [info.message async for info in repository.ancestry(branch="main")]
-            assert messages == ["second", "first", "Repository initialized"]
+    async with _losing_one(spec) as (repository, session, storage):
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknownError):
+                await session.commit("second")
+        storage.silent = False
+        await session.commit("second")
+        messages = [info.message async for info in repository.ancestry(branch="main")]
+        assert messages == ["second", "first", "Repository initialized"]
 
 
 @pytest.mark.parametrize("apply", [True, False], ids=["landed", "lost"])
@@ -355,21 +365,15 @@ async def test_truncated_objects_are_format_errors(spec: int, prefix: str) -> No
 
 async def test_a_session_in_doubt_that_is_rebased_does_not_commit_twice(spec: int) -> None:
     """Rebasing moves it onto commits of which one may be its own."""
-    url = await _prepared(spec)
-    async with open_storage(url) as plain:
-        storage = _Lossy(plain)
-        async with Repository.open(storage, config=ONE_TRY) as repository:
-            session = await repository.writable_session("main")
-            await write(session, "a/c/0", b"\x01")
-            storage.lose, storage.silent_after = 1, True
-            with pytest.raises(OutcomeUnknownError):
-                await session.commit("second")
-            storage.silent = False
-            async with Repository.open(plain) as other:
-                further = await other.writable_session("main")
-                await write(further, "a/c/9", b"\x09")
-                await further.commit("on top")
-            await session.rebase(BasicConflictSolver())
-            await session.commit("second", rebase_with=BasicConflictSolver())
-            messages = [info.message async for info in repository.ancestry(branch="main")]
-            assert messages == ["on top", "second", "first", "Repository initialized"]
+    async with _losing_one(spec) as (repository, session, storage):
+        with pytest.raises(OutcomeUnknownError):
+            await session.commit("second")
+        storage.silent = False
+        async with Repository.open(storage.wrapped) as other:
+            further = await other.writable_session("main")
+            await write(further, "a/c/9", b"\x09")
+            await further.commit("on top")
+        await session.rebase(BasicConflictSolver())
+        await session.commit("second", rebase_with=BasicConflictSolver())
+        messages = [info.message async for info in repository.ancestry(branch="main")]
+        assert messages == ["on top", "second", "first", "Repository initialized"]
