@@ -49,7 +49,7 @@ from icechunk_async.engine.proposals.record import (
 from icechunk_async.engine.versions.feed import changes_between
 from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.engine.versions.plans import Merge
-from icechunk_async.engine.versions.report import conflict_error, report_of
+from icechunk_async.engine.versions.report import conflict_error
 from icechunk_async.errors import (
     ChecksFailedError,
     ConflictError,
@@ -824,7 +824,7 @@ async def _make(
     plan = Merge(record.source_id, record.into, record.base_id, solver)
     combined = await plan.combine(engine)
     if combined.conflicts:
-        raise conflict_error(await report_of(engine, record.into, combined), combined.conflicts)
+        raise conflict_error(await combined.report(engine, record.into), combined.conflicts)
     if combined.changes.is_empty():
         raise NothingToCommitError(
             f"Branch {record.into!r} has all changes of {record.source_ref!r} already, so there is "

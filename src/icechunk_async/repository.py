@@ -1764,7 +1764,6 @@ class Repository:
         Cost: that of `merge` without the commit.
         """
         from icechunk_async.engine.versions.plans import Merge  # noqa: PLC0415 -- slow to import
-        from icechunk_async.engine.versions.report import report_of  # noqa: PLC0415 -- slow to import
         from icechunk_async.versions import PendingMerge  # noqa: PLC0415 -- slow to import
 
         self._engine.check_safe()
@@ -1774,7 +1773,7 @@ class Repository:
         combined = await plan.combine(self._engine)
         check_online(self._engine.history)
         check_unprotected(self._engine.history, into)
-        report = await report_of(self._engine, into, combined)
+        report = await combined.report(self._engine, into)
         session = self._session(combined.target, into, SessionMode.WRITABLE)
         session.workspace.rebase_to(combined.target, combined.changes)
         return PendingMerge(
@@ -1961,11 +1960,11 @@ class Repository:
         dry_run: bool,  # noqa: FBT001
     ) -> MergeReport:
         """Commit changes on the tip of a branch; work them out again if the branch moves."""
-        from icechunk_async.engine.versions.report import conflict_error, report_of  # noqa: PLC0415
+        from icechunk_async.engine.versions.report import conflict_error  # noqa: PLC0415
 
         engine = self._engine
         if dry_run:
-            return await report_of(engine, plan.branch, await plan.combine(engine))
+            return await (await plan.combine(engine)).report(engine, plan.branch)
         engine.check_safe()
         storage, backend = engine.assets.storage, engine.assets.backend
         async with engine.neighbours.writers.turn(plan.branch, storage, backend) as turn:
@@ -1976,7 +1975,7 @@ class Repository:
                 turn.begin()
                 combined = await plan.combine(engine)
                 turn.stands_on(combined.target.id, combined.target.metadata)
-                report = await report_of(engine, plan.branch, combined)
+                report = await combined.report(engine, plan.branch)
                 if combined.conflicts:
                     raise conflict_error(report, combined.conflicts)
                 if combined.changes.is_empty():

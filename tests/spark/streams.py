@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from icechunk_async.spark.stream import stream_reader
 from icechunk_async.spark.stream.admitting import AdmittingReader
 from icechunk_async.spark.stream.changes import ChangePart
-from icechunk_async.spark.stream.source import stream_reader, stream_schema
+from icechunk_async.spark.stream.source import stream_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

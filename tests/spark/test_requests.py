@@ -27,7 +27,8 @@ from icechunk_async.spark.requests import (
 )
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.source import register
-from icechunk_async.spark.stream.source import StreamReader, stream_reader
+from icechunk_async.spark.stream import stream_reader
+from icechunk_async.spark.stream.source import StreamReader
 from icechunk_async.spark.tasks import run_job
 from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.sync import Repository

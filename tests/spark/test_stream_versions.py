@@ -22,7 +22,8 @@ _BEFORE_4_2 = """
 import logging, sys
 import pyspark.sql.datasource  # where it has the module, it imports it
 sys.modules["pyspark.sql.streaming.datasource"] = None  # imports of it fail
-from icechunk_async.spark.stream.source import UnlimitedReader, stream_reader
+from icechunk_async.spark.stream import stream_reader
+from icechunk_async.spark.stream.source import UnlimitedReader
 from pyspark.sql.types import LongType, StructField, StructType
 logging.basicConfig()
 columns = StructType([StructField("time", LongType())])

@@ -18,7 +18,7 @@ from typing import Final
 
 from icechunk_async._version import __version__
 
-__all__ = ["main", "version_line"]
+__all__ = ["main"]
 
 _NEEDS: Final = ("typer", "rich")
 
@@ -33,16 +33,11 @@ _OBJECTS: Final = 100_000
 """Made, and still there, before garbage is collected."""
 
 
-def version_line() -> str:
-    """Return the line that ``--version`` prints."""
-    return f"icechunk-async {__version__}"
-
-
 def main() -> None:
     """Run the command with the arguments of this process."""
     _open_what_is_closed()
     if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
-        sys.stdout.write(f"{version_line()}\n")
+        sys.stdout.write(f"icechunk-async {__version__}\n")
         return
     if _SHORT.intersection(sys.argv[1:2]):
         # As NumPy is imported its library for matrices starts a thread for each processor, which

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command_name, get_group
 
-from icechunk_async.cli import version_line
+from icechunk_async._version import __version__
 from icechunk_async.cli.converting import convert_only_what_differs, shortened
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  # Typer's signature
     if asked:
-        typer.echo(version_line())
+        typer.echo(f"icechunk-async {__version__}")
         raise typer.Exit
 
 

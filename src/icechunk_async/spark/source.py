@@ -117,7 +117,7 @@ class IcechunkSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the source of a streaming query."""
-        reader: DataSourceStreamReader = _part("stream.source").stream_reader(self.options, schema)
+        reader: DataSourceStreamReader = _part("stream").stream_reader(self.options, schema)
         return reader
 
     def _read_options(self) -> ReadOptions:

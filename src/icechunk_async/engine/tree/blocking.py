@@ -88,8 +88,7 @@ class BlockingChunks:
         """Store the bytes of one chunk; as `Workspace.write_chunk`."""
         workspace = self.workspace
         workspace.check_target(path, coords, data)
-        known = workspace.deduplication
-        if known is not None and known.is_there_blocking(self, path, coords, data):
+        if workspace.deduplication is not None and self._is_there(path, coords, data):
             return
         recorder = workspace.recorder
         if recorder is None:
@@ -102,6 +101,31 @@ class BlockingChunks:
         ref = self._store(data)
         workspace.put_ref(path, coords, ref)
         recorder.keep(node, coords, ref, measured)
+
+    def _is_there(self, path: str, coords: Coordinates, data: Data) -> bool:
+        """Return whether a chunk has these bytes already; see `Deduplication.is_there`."""
+        assert self.workspace.deduplication is not None
+        ref = self.find(path, coords)
+        return ref is not None and self.workspace.deduplication.is_there_blocking(
+            ref,
+            data,
+            with_sum=lambda: self._find_with_sum(path, coords),
+            read=lambda: self.read(path, coords),
+        )
+
+    def _find_with_sum(self, path: str, coords: Coordinates) -> ChunkRef | None:
+        """Return a chunk of the base with its sum; None without one, or if no sums are kept."""
+        assets = self.workspace.assets
+        base = self.workspace.in_base(path) if assets.keeps_sums else None
+        if base is None:
+            return None
+        for info in base.candidates(coords):
+            found = self.files.manifests.find_with_sum(
+                info.id, info.size_bytes, base.node.id, coords, assets.sums
+            )
+            if found is not None:
+                return found
+        return None
 
     def _store(self, data: Data) -> ChunkRef:
         workspace = self.workspace

@@ -22,14 +22,11 @@ from icechunk_async.format.id_set import IdSet
 from icechunk_async.format.manifest.chunk import InlineChunk, NativeChunk, VirtualChunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any
 
-    from icechunk_async.engine.files.assets import BlockingFiles
-    from icechunk_async.engine.tree.blocking import BlockingChunks
-    from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.id_set import Ids
-    from icechunk_async.format.manifest.chunk import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.chunk import ChunkRef
     from icechunk_async.storage import Data
 
 __all__ = ["MAX_REMEMBERED", "Deduplication"]
@@ -62,51 +59,59 @@ class Deduplication:
         self._stored = WeightedCache(MAX_REMEMBERED)
 
     async def is_there(
-        self, workspace: Workspace, path: str, coords: Coordinates, data: Data
+        self,
+        ref: ChunkRef,
+        data: Data,
+        *,
+        with_sum: Callable[[], Awaitable[ChunkRef | None]],
+        read: Callable[[], Awaitable[Data | None]],
     ) -> bool:
         """Return whether a chunk has these bytes already, as the session sees it.
 
         What cannot be read counts as different, so that writing it again mends it.
 
+        Args:
+            ref: the chunk at the place.
+            data: the bytes.
+            with_sum: finds the chunk in the base with its sum; None if it has none.
+            read: reads the chunk.
+
         Raises:
             StorageError: the storage of the repository failed.
 
-        Cost: that of finding the reference. If the lengths and the sums, as far as known, are
-        equal, one request to read the chunk; with sums, the array's manifest is decoded whole.
+        Cost: none if the lengths or the sums, as far as known, differ; else that of reading the
+        chunk, and before it, for a chunk without a sum, that of ``with_sum``.
         """
-        handle = await workspace.find_chunk(path, coords)
-        if handle is None:
-            return False
-        ref = handle.ref
         decided = self._decided(ref, data)
-        if decided is None and _lacks_sum(workspace, ref):
-            decided = self._decided(await _with_sum(workspace, path, coords, ref), data)
+        if decided is None and _lacks_sum(ref):
+            decided = self._decided(_if_one(await with_sum(), ref), data)
         if decided is not None:
             return decided
         try:
-            found = await workspace.read_chunk(path, coords)
+            found = await read()
         except IcechunkError as error:
             return _cannot_be_read(ref, error)
         return found is not None and _same(found, data)
 
     def is_there_blocking(
-        self, chunks: BlockingChunks, path: str, coords: Coordinates, data: Data
+        self,
+        ref: ChunkRef,
+        data: Data,
+        *,
+        with_sum: Callable[[], ChunkRef | None],
+        read: Callable[[], Data | None],
     ) -> bool:
         """Return whether a chunk has these bytes already, on the calling thread; as `is_there`."""
-        ref = chunks.find(path, coords)
-        if ref is None:
-            return False
         decided = self._decided(ref, data)
-        if decided is None and _lacks_sum(chunks.workspace, ref):
-            found = _with_sum_blocking(chunks.workspace, chunks.files, path, coords, ref)
-            decided = self._decided(found, data)
+        if decided is None and _lacks_sum(ref):
+            decided = self._decided(_if_one(with_sum(), ref), data)
         if decided is not None:
             return decided
         try:
-            there = chunks.read(path, coords)
+            found = read()
         except IcechunkError as error:
             return _cannot_be_read(ref, error)
-        return there is not None and _same(there, data)
+        return found is not None and _same(found, data)
 
     def _decided(self, ref: ChunkRef, data: Data) -> bool | None:
         """Return whether a reference has these bytes; None: only reading them tells."""
@@ -177,42 +182,20 @@ def _cannot_be_read(ref: ChunkRef, error: IcechunkError) -> bool:
     raise error
 
 
-def _lacks_sum(workspace: Workspace, ref: ChunkRef) -> bool:
-    return isinstance(ref, NativeChunk) and not ref.sum and workspace.assets.keeps_sums
+def _lacks_sum(ref: ChunkRef) -> bool:
+    return isinstance(ref, NativeChunk) and not ref.sum
 
 
-async def _with_sum(
-    workspace: Workspace, path: str, coords: Coordinates, ref: ChunkRef
-) -> ChunkRef:
-    """Return a reference with its sum, if it is in the base and that is known; else unchanged."""
-    base = workspace.in_base(path)
-    if base is not None:
-        for info in base.candidates(coords):
-            found = await workspace.assets.manifests.find_with_sum(
-                info.id, info.size_bytes, base.node.id, coords
-            )
-            if found is not None:
-                return found if _are_one(found, ref) else ref
-    return ref
+def _if_one(found: ChunkRef | None, ref: ChunkRef) -> ChunkRef:
+    """Return a reference that was found if it is of the same place; else the other one.
 
-
-def _with_sum_blocking(
-    workspace: Workspace, files: BlockingFiles, path: str, coords: Coordinates, ref: ChunkRef
-) -> ChunkRef:
-    """Return a reference with its sum on the calling thread; as `_with_sum`."""
-    base = workspace.in_base(path)
-    if base is not None:
-        for info in base.candidates(coords):
-            found = files.manifests.find_with_sum(
-                info.id, info.size_bytes, base.node.id, coords, workspace.assets.sums
-            )
-            if found is not None:
-                return found if _are_one(found, ref) else ref
-    return ref
+    The session may have set another one than the base has.
+    """
+    return found if found is not None and _are_one(found, ref) else ref
 
 
 def _are_one(found: ChunkRef, ref: ChunkRef) -> bool:
-    """Return whether two references are of one place; the session may have set another."""
+    """Return whether two references are of one place."""
     return (
         isinstance(found, NativeChunk)
         and isinstance(ref, NativeChunk)

@@ -406,12 +406,13 @@ class Workspace:
         Cancellation: the chunk is unchanged; an object that nothing refers to may exist.
 
         Cost: one request. If chunks are packed, one for each pack, and none in between. With
-        deduplication see `Deduplication.is_there`, and none for bytes that are there already.
+        deduplication that of finding the reference, and none for bytes that are there already; if
+        the lengths and the sums, as far as known, are equal, one request to read the chunk; with
+        sums, the array's manifest is decoded whole.
         """
         # Before bytes are stored, so that a mistake leaves no object behind; `put_ref` looks again.
         self.check_target(path, coords, data)
-        known = self.deduplication
-        if known is not None and await known.is_there(self, path, coords, data):
+        if self.deduplication is not None and await self._is_there(path, coords, data):
             return
         recorder = self.recorder
         if recorder is None:
@@ -429,6 +430,30 @@ class Workspace:
         )
         self.put_ref(path, coords, ref, if_absent=if_absent)
         recorder.keep(node, coords, ref, measured)
+
+    async def _is_there(self, path: str, coords: Coordinates, data: Data) -> bool:
+        """Return whether a chunk has these bytes already; see `Deduplication.is_there`."""
+        assert self.deduplication is not None
+        handle = await self.find_chunk(path, coords)
+        return handle is not None and await self.deduplication.is_there(
+            handle.ref,
+            data,
+            with_sum=lambda: self._find_with_sum(path, coords),
+            read=lambda: self.read_chunk(path, coords),
+        )
+
+    async def _find_with_sum(self, path: str, coords: Coordinates) -> ChunkRef | None:
+        """Return a chunk of the base with its sum; None without one, or if no sums are kept."""
+        base = self.in_base(path) if self.assets.keeps_sums else None
+        if base is None:
+            return None
+        for info in base.candidates(coords):
+            found = await self.assets.manifests.find_with_sum(
+                info.id, info.size_bytes, base.node.id, coords
+            )
+            if found is not None:
+                return found
+        return None
 
     def check_target(self, path: str, coords: Coordinates, data: Data) -> None:
         """Raise unless a chunk can be written; errors as `write_chunk`."""

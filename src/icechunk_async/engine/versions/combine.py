@@ -26,7 +26,7 @@ from icechunk_async.engine.history.diff import Diff, diff_of_log
 from icechunk_async.engine.history.graph import PROPERTY
 from icechunk_async.engine.tree.modes import SessionMode
 from icechunk_async.engine.versions.differences import Differences, find_differences
-from icechunk_async.engine.versions.report import Behind
+from icechunk_async.engine.versions.report import Behind, MergeReport, reported
 from icechunk_async.engine.versions.transport import transport
 from icechunk_async.errors import SnapshotNotFoundError
 from icechunk_async.format.zarr_document import same_chunk_format
@@ -82,6 +82,15 @@ class Combined:
             return path
 
         return diff_of_log(self.changes.log(self.source.id), path_of)
+
+    async def report(self, engine: Engine, branch: str) -> MergeReport:
+        """Return the report of the changes, which were not committed yet.
+
+        Cost: none without conflicts; else the logs of the commits on both sides.
+        """
+        ends = self.base.id, self.source.id, self.target.id
+        conflicts = await reported(Behind(engine, *ends), self.conflicts)
+        return MergeReport(branch, *ends, None, self.diff(), conflicts)
 
 
 async def load(engine: Engine, snapshot_id: SnapshotId, why: str) -> Snapshot:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.conflicts import TouchedBy
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.open import Engine
-    from icechunk_async.engine.versions.combine import Combined
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.manifest.chunk import Coordinates
     from icechunk_async.format.repo_info import SnapshotInfo
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     type _Logs = list[tuple[SnapshotInfo, list[TransactionLog]]]
 
-__all__ = ["Behind", "MergeConflict", "MergeReport", "conflict_error", "report_of", "reported"]
+__all__ = ["Behind", "MergeConflict", "MergeReport", "conflict_error", "reported"]
 
 _CONCURRENT_LOGS = 16
 
@@ -67,16 +66,6 @@ class MergeReport:
     """The changes that the commit makes on the branch."""
     conflicts: tuple[MergeConflict, ...] = ()
     """After a dry run: what would have to be settled first."""
-
-
-async def report_of(engine: Engine, branch: str, combined: Combined) -> MergeReport:
-    """Return the report of changes that were worked out, and not committed yet.
-
-    Cost: none without conflicts; else the logs of the commits on both sides.
-    """
-    ends = combined.base.id, combined.source.id, combined.target.id
-    conflicts = await reported(Behind(engine, *ends), combined.conflicts)
-    return MergeReport(branch, *ends, None, combined.diff(), conflicts)
 
 
 def conflict_error(report: MergeReport, conflicts: Sequence[Conflict]) -> MergeConflictError:

@@ -1,8 +1,8 @@
 """The configuration that a repository stores: values, defaults, merging, and stored forms.
 
 Every field may be None, which stands for its default; ``effective_<field>`` returns the value in
-effect. `settings`, `conditions` and `containers` declare the sections, `codec` reads and writes
-them.
+effect. `settings`, `conditions` and `containers` declare the sections. `codec` makes a `document`
+of them and reads it back; YAML and FlexBuffers are the two forms in which that is stored.
 """
 
 from icechunk_async.format.config.conditions import (

@@ -12,13 +12,11 @@ guessing would change how data are written.
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import (
     FormatError,
     InvalidConfigError,
@@ -58,6 +56,20 @@ from icechunk_async.format.config.containers import (
     TigrisStore,
     VirtualChunkContainer,
 )
+from icechunk_async.format.config.document import (
+    Variant,
+    as_json,
+    is_null,
+    read_boolean,
+    read_choice,
+    read_integer,
+    read_list,
+    read_map,
+    read_pair,
+    read_text,
+    read_variant,
+    wrong,
+)
 from icechunk_async.format.config.fields import Instance, Integer, Section
 from icechunk_async.format.config.settings import RepositoryConfig, StorageSettings
 from icechunk_async.format.json.flexbuffers import decode_flexbuffer
@@ -66,13 +78,10 @@ from icechunk_async.format.json.values import SignedInt
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from icechunk_async.format.config.document import Document
     from icechunk_async.format.json.values import JSON
 
 __all__ = [
-    "Document",
-    "Plain",
-    "Scalar",
-    "Variant",
     "config_from_json",
     "config_to_json",
     "decode_config",
@@ -81,14 +90,7 @@ __all__ = [
     "splitting_to_json",
 ]
 
-# The core schema of YAML 1.2, which the official engine reads by: "yes", "on" and 010 are not of
-# it.
-_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
-_BOOLS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
-    ("false", "False", "FALSE"), False
-)
-# Digits are limited, far beyond any field: of thousands of them int() would raise another error.
-_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,30})|0o[0-7]{1,30}|0x[0-9a-fA-F]{1,30}")
+_log = logging.getLogger(__name__)
 _MAX_U32: Final = 2**32 - 1
 _KEPT_BYTES: Final = 1 << 14
 """Longer configurations are decoded each time. Usual ones have about a kilobyte, and YAML takes
@@ -229,33 +231,6 @@ def splitting_from_json(value: JSON) -> ManifestSplittingConfig:
     return read_splitting(value, "splitting_config")
 
 
-class Plain(str):
-    """A scalar written without quotes: text, number, boolean or null as the reader needs it."""
-
-    __slots__ = ()
-
-    def resolved(self) -> int | bool | str | None:
-        """Return the YAML 1.2 value; numbers with a fraction stay text."""
-        if self in _NULLS:
-            return None
-        if self in _BOOLS:
-            return _BOOLS[self]
-        return int(self, 0) if _INTEGER.fullmatch(self) else str(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A choice that carries a value: a tag in YAML, a map of one entry elsewhere."""
-
-    name: str
-    value: Document
-
-
-type Scalar = bool | int | str | None
-type Document = Scalar | list[Document] | dict[str, Document] | Variant
-_log = logging.getLogger(__name__)
-
-
 def read_section[S: Section](cls: type[S], value: object, where: str) -> S:
     """Read a map of fields; null, like an empty map, leaves all of them unset.
 
@@ -269,11 +244,11 @@ def read_section[S: Section](cls: type[S], value: object, where: str) -> S:
     """
     # Unknown keys are passed over: a newer version may have added them, and they are lost if this
     # one saves.
-    entries = _map(value, where)
+    entries = read_map(value, where)
     found: dict[str, Any] = {}
     for spec in fields(cls):
         raw = entries.get(spec.name)
-        if not _is_null(raw):
+        if not is_null(raw):
             found[spec.name] = _field(spec.metadata["kind"], raw, f"{where}.{spec.name}")
     try:
         return cls(**found)
@@ -283,12 +258,12 @@ def read_section[S: Section](cls: type[S], value: object, where: str) -> S:
 
 def _field(kind: Integer | Instance, raw: object, where: str) -> object:
     if isinstance(kind, Integer):
-        return _integer(raw, where)
+        return read_integer(raw, where)
     cls = kind.cls
     if cls is bool:
-        return _boolean(raw, where)
+        return read_boolean(raw, where)
     if cls is str:
-        return _text(raw, where)
+        return read_text(raw, where)
     if cls is tuple:
         return _containers(raw, where)
     if cls is ManifestPreloadCondition:
@@ -296,103 +271,33 @@ def _field(kind: Integer | Instance, raw: object, where: str) -> object:
     if cls is ManifestSplittingConfig:
         return read_splitting(raw, where)
     if issubclass(cls, StrEnum):
-        return _choice(cls, raw, where)
+        return read_choice(cls, raw, where)
     return read_section(cast("type[Section]", cls), raw, where)
 
 
-def _is_null(raw: object) -> bool:
-    return raw is None or (isinstance(raw, Plain) and raw.resolved() is None)
-
-
-def _map(raw: object, where: str) -> Mapping[str, object]:
-    if _is_null(raw):
-        return {}
-    if not isinstance(raw, dict):
-        raise _wrong(where, raw, "a map")
-    return cast("dict[str, object]", raw)
-
-
-def _list(raw: object, where: str) -> list[object]:
-    if not isinstance(raw, list):
-        raise _wrong(where, raw, "a list")
-    return cast("list[object]", raw)
-
-
-def _pair(raw: object, where: str, allowed: str) -> tuple[object, object]:
-    items = _list(raw, where)
-    if len(items) != 2:
-        raise _wrong(where, items, allowed)
-    return items[0], items[1]
-
-
-def _integer(raw: object, where: str) -> int:
-    value = raw.resolved() if isinstance(raw, Plain) else raw
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(where, raw, "an integer")
-    return value
-
-
-def _boolean(raw: object, where: str) -> bool:
-    value = raw.resolved() if isinstance(raw, Plain) else raw
-    if not isinstance(value, bool):
-        raise _wrong(where, raw, "true or false")
-    return value
-
-
-def _text(raw: object, where: str) -> str:
-    if not isinstance(raw, str):
-        raise _wrong(where, raw, "text")
-    return str(raw)
-
-
-def _choice(cls: type[StrEnum], raw: object, where: str) -> StrEnum:
-    name = _variant(raw, where)[0]
-    try:
-        return cls(name)
-    except ValueError:
-        raise _wrong(where, raw, f"one of {', '.join(cls)}") from None
-
-
-def _variant(raw: object, where: str) -> tuple[str, object]:
-    """Read a choice: its name, and the value it carries.
-
-    Names are compared in snake case, since old files have them in camel case.
-    """
-    # Text is a choice without a value, a map of one entry a choice with one.
-    value: object = None
-    if isinstance(raw, str):
-        name = raw
-    else:
-        entries = list(_map(raw, where).items())
-        if len(entries) != 1:
-            raise _wrong(where, raw, "a name, or a map of one name and its value")
-        ((name, value),) = entries
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(), value
-
-
 def _regex(raw: object, where: str) -> str:
-    return _text(_map(raw, where).get("regex"), f"{where}.regex")
+    return read_text(read_map(raw, where).get("regex"), f"{where}.regex")
 
 
 def _preload(raw: object, where: str) -> ManifestPreloadCondition:
-    name, value = _variant(raw, where)
+    name, value = read_variant(raw, where)
     match name:
         case "or" | "and":
             # Recursion is bounded by the depth of the document, `MAX_DEPTH`.
-            inner = tuple(_preload(item, where) for item in _list(value, where))
+            inner = tuple(_preload(item, where) for item in read_list(value, where))
             return _combined(PreloadAny if name == "or" else PreloadAll, inner, where)
         case "path_matches":
             return PreloadPath(_regex(value, where))
         case "name_matches":
             return PreloadName(_regex(value, where))
         case "num_refs":
-            return _num_refs(_map(value, where), where)
+            return _num_refs(read_map(value, where), where)
         case "true":
             return PreloadAlways()
         case "false":
             return PreloadNever()
         case _:
-            raise _wrong(where, raw, "a known condition")
+            raise wrong(where, raw, "a known condition")
 
 
 def _num_refs(bounds: Mapping[str, object], where: str) -> ManifestPreloadCondition:
@@ -406,16 +311,16 @@ def _num_refs(bounds: Mapping[str, object], where: str) -> ManifestPreloadCondit
 
 def _bound(raw: object, where: str, one_further: str) -> int | None:
     """Read one end of a range; the kind ``one_further`` counts from the next integer."""
-    if _is_null(raw):
+    if is_null(raw):
         return None
-    name, value = _variant(raw, where)
+    name, value = read_variant(raw, where)
     if name == "unbounded":
         return None
     if name not in ("included", "excluded"):
-        raise _wrong(where, raw, "Included, Excluded or Unbounded")
-    bound = _integer(value, where)
+        raise wrong(where, raw, "Included, Excluded or Unbounded")
+    bound = read_integer(value, where)
     if not 0 <= bound <= _MAX_U32:
-        raise _wrong(where, raw, f"from 0 to {_MAX_U32}")
+        raise wrong(where, raw, f"from 0 to {_MAX_U32}")
     return bound + (name == one_further)
 
 
@@ -425,13 +330,13 @@ def read_splitting(raw: object, where: str) -> ManifestSplittingConfig:
     Raises:
         FormatError: it has not the shape of rules.
     """
-    sizes = _map(raw, where).get("split_sizes")
-    if _is_null(sizes):
+    sizes = read_map(raw, where).get("split_sizes")
+    if is_null(sizes):
         return ManifestSplittingConfig()
     rules: list[tuple[ManifestSplitCondition, tuple[tuple[SplitDimCondition, int], ...]]] = []
-    for rule in _list(sizes, f"{where}.split_sizes"):
-        arrays, dimensions = _pair(rule, where, "a pair of condition and sizes")
-        spans = [_span(item, where) for item in _list(dimensions, where)]
+    for rule in read_list(sizes, f"{where}.split_sizes"):
+        arrays, dimensions = read_pair(rule, where, "a pair of condition and sizes")
+        spans = [_span(item, where) for item in read_list(dimensions, where)]
         kept = tuple((dimension, size) for dimension, size in spans if size)
         rules.append((_split(arrays, where), kept))
         if len(kept) < len(spans):
@@ -444,19 +349,19 @@ def read_splitting(raw: object, where: str) -> ManifestSplittingConfig:
 
 def _span(raw: object, where: str) -> tuple[SplitDimCondition, int]:
     if isinstance(raw, dict):
-        entries = _map(cast("object", raw), where)
+        entries = read_map(cast("object", raw), where)
         condition, num_chunks = entries.get("condition"), entries.get("num_chunks")
     else:
         # Versions before 1.0 wrote pairs.
-        condition, num_chunks = _pair(raw, where, "a map or pair of condition and num_chunks")
-    return _dimension(condition, where), _integer(num_chunks, where)
+        condition, num_chunks = read_pair(raw, where, "a map or pair of condition and num_chunks")
+    return _dimension(condition, where), read_integer(num_chunks, where)
 
 
 def _split(raw: object, where: str) -> ManifestSplitCondition:
-    name, value = _variant(raw, where)
+    name, value = read_variant(raw, where)
     match name:
         case "or" | "and":
-            inner = tuple(_split(item, where) for item in _list(value, where))
+            inner = tuple(_split(item, where) for item in read_list(value, where))
             return _combined(SplitAny if name == "or" else SplitAll, inner, where)
         case "path_matches":
             return SplitPath(_regex(value, where))
@@ -465,21 +370,21 @@ def _split(raw: object, where: str) -> ManifestSplitCondition:
         case "any_array":
             return SplitAnyArray()
         case _:
-            raise _wrong(where, raw, "a known condition")
+            raise wrong(where, raw, "a known condition")
 
 
 def _dimension(raw: object, where: str) -> SplitDimCondition:
-    name, value = _variant(raw, where)
+    name, value = read_variant(raw, where)
     try:
         match name:
             case "axis":
-                return ManifestSplitDimCondition.Axis(_integer(value, where))
+                return ManifestSplitDimCondition.Axis(read_integer(value, where))
             case "dimension_name":
-                return ManifestSplitDimCondition.DimensionName(_text(value, where))
+                return ManifestSplitDimCondition.DimensionName(read_text(value, where))
             case "any":
                 return ManifestSplitDimCondition.Any()
             case _:
-                raise _wrong(where, raw, "Axis, DimensionName or Any")
+                raise wrong(where, raw, "Axis, DimensionName or Any")
     except InvalidConfigError as error:
         raise FormatError(f"{where} cannot be used: {error.message}") from error
 
@@ -495,9 +400,9 @@ def _containers(raw: object, where: str) -> tuple[VirtualChunkContainer, ...]:
     kept: list[VirtualChunkContainer] = []
     prefixes: set[str] = set()
     names: set[str] = set()
-    for place, item in enumerate(_map(raw, where).values()):
+    for place, item in enumerate(read_map(raw, where).values()):
         try:
-            container = _container(_map(item, where), where)
+            container = _container(read_map(item, where), where)
         # As the official engine does: a container that this version cannot serve must not close the
         # repository to those who read nothing from it.
         except (FormatError, InvalidConfigError) as error:
@@ -514,23 +419,23 @@ def _containers(raw: object, where: str) -> tuple[VirtualChunkContainer, ...]:
 
 
 def _container(entries: Mapping[str, object], where: str) -> VirtualChunkContainer:
-    prefix = _text(entries.get("url_prefix"), f"{where}.url_prefix")
+    prefix = read_text(entries.get("url_prefix"), f"{where}.url_prefix")
     name = entries.get("name")
     return VirtualChunkContainer(
         # Versions before 1.0 wrote prefixes without the slash.
         url_prefix=prefix if prefix.endswith("/") else f"{prefix}/",
         store=_store(entries.get("store"), f"{where}.store"),
-        name=None if _is_null(name) else _text(name, f"{where}.name"),
+        name=None if is_null(name) else read_text(name, f"{where}.name"),
     )
 
 
 def _store(raw: object, where: str) -> ObjectStoreConfig:
-    name, value = _variant(raw, where)
+    name, value = read_variant(raw, where)
     match name:
         case "in_memory":
             return InMemoryStore()
         case "local_file_system":
-            return LocalFileSystemStore(_text(value, where))
+            return LocalFileSystemStore(read_text(value, where))
         case "s3":
             return S3Store(read_section(S3Options, value, where))
         case "s3_compatible":
@@ -538,27 +443,19 @@ def _store(raw: object, where: str) -> ObjectStoreConfig:
         case "tigris":
             return TigrisStore(read_section(S3Options, value, where))
         case "gcs":
-            return GcsStore(_texts(_map(value, where), where))
+            return GcsStore(_texts(read_map(value, where), where))
         case "azure":
-            return AzureStore(_texts(_map(value, where), where))
+            return AzureStore(_texts(read_map(value, where), where))
         case "http":
-            entries = dict(_map(value, where))
-            headers = _texts(_map(entries.pop("headers", None), where), where)
+            entries = dict(read_map(value, where))
+            headers = _texts(read_map(entries.pop("headers", None), where), where)
             return HttpStore(_texts(entries, where), headers)
         case _:
-            raise _wrong(where, raw, "a known kind of store")
+            raise wrong(where, raw, "a known kind of store")
 
 
 def _texts(entries: Mapping[str, object], where: str) -> dict[str, str]:
-    return {str(key): _text(value, f"{where}.{key}") for key, value in entries.items()}
-
-
-def _wrong(where: str, raw: object, allowed: str) -> FormatError:
-    # Only the type is shown: options of stores may be secrets.
-    found = "null" if _is_null(raw) else f"of type {type(raw).__name__}"
-    if isinstance(raw, (int, Plain)) and "store" not in where:
-        found = f"{raw!r:.64}"
-    return FormatError(f"{where} is {found}; allowed: {allowed}.", field=where)
+    return {str(key): read_text(value, f"{where}.{key}") for key, value in entries.items()}
 
 
 def section_document(section: Section) -> dict[str, Document]:
@@ -573,19 +470,6 @@ def section_document(section: Section) -> dict[str, Document]:
             value = SignedInt(value)
         document[name] = value
     return document
-
-
-def as_json(document: Document) -> JSON:
-    """Return the document without tags: a choice becomes a map of one entry."""
-    match document:
-        case Variant(name, value):
-            return {name: as_json(value)}
-        case dict():
-            return {key: as_json(value) for key, value in document.items()}
-        case list():
-            return [as_json(item) for item in document]
-        case _:
-            return document
 
 
 def _value(value: object) -> Document:

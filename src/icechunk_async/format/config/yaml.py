@@ -16,12 +16,14 @@ from yaml.emitter import Emitter
 
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
-from icechunk_async.format.config.codec import Document, Plain, Scalar, Variant
+from icechunk_async.format.config.document import Plain, Variant
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.json.values import MAX_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from icechunk_async.format.config.document import Document, Scalar
 
 __all__ = ["dump_yaml", "load_yaml"]
 

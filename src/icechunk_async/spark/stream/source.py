@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -58,7 +57,6 @@ __all__ = [
     "StreamReader",
     "UnlimitedReader",
     "place_of",
-    "stream_reader",
     "stream_schema",
 ]
 
@@ -74,25 +72,6 @@ def stream_schema(options: Mapping[str, str]) -> StructType:
     if not parsed.every_change:
         return schema
     return StructType([*schema.fields, *from_arrow_schema(CHANGE_COLUMNS).fields])
-
-
-def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
-    """Return the source of a streaming query.
-
-    PySpark cannot limit a batch before version 4.2.
-    """
-    parsed = StreamOptions.parse(options)
-    parsed = replace(parsed, read=parsed.read.with_budget())
-    if find_spec("pyspark.sql.streaming.datasource") is not None:
-        from icechunk_async.spark.stream.admitting import AdmittingReader  # noqa: PLC0415
-
-        return AdmittingReader(parsed, schema)
-    if parsed.max_commits is not None:
-        _log.warning(
-            "The option 'max-commits-per-trigger' has no effect before PySpark 4.2: each batch "
-            "reads all commits up to the tip."
-        )
-    return UnlimitedReader(parsed, schema)
 
 
 class StreamReader(DataSourceStreamReader):
@@ -285,7 +264,16 @@ class StreamReader(DataSourceStreamReader):
 
 
 class UnlimitedReader(StreamReader):
-    """A source for versions of PySpark that do not say where a batch begins."""
+    """A source for versions of PySpark that do not say where a batch begins: those before 4.2."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        """As `StreamReader`; an option that has no effect is logged."""
+        super().__init__(options, schema)
+        if options.max_commits is not None:
+            _log.warning(
+                "The option 'max-commits-per-trigger' has no effect before PySpark 4.2: each batch "
+                "reads all commits up to the tip."
+            )
 
     def latestOffset(self) -> Offset:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride] # noqa: N802
         """Return the tip; the first time, the tip at which the query began."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
-from icechunk_async.storage.policies.cache import fits, part_name
+from icechunk_async.storage.policies.memory_cache import fits, part_name
 from icechunk_async.storage.protocol import (
     Retrieved,
     Version,
