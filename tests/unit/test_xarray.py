@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import dask
 import numpy as np
 import pytest
 import xarray as xr
+import xarray.coding.times as xarray_times
 import zarr.api.asynchronous as zarr
 
 from icechunk_async import Repository
-from icechunk_async.errors import InvalidInputError, ReadOnlyError, WrongTypeError
+from icechunk_async.errors import (
+    InvalidInputError,
+    MissingDriverError,
+    ReadOnlyError,
+    WrongTypeError,
+)
 from icechunk_async.sync.xarray import open_dataset as open_blocking
 from icechunk_async.sync.xarray import to_icechunk as write_blocking
 from icechunk_async.xarray import open_dataset, to_icechunk
@@ -86,6 +93,70 @@ async def test_times_without_a_calendar_count_as_they_are_read(where: dict[str, 
         await to_icechunk(days.isel(time=slice(1, 2)), session, **where)
         opened = await open_dataset(session)
         assert (opened["seen"].to_numpy() == days["seen"].to_numpy()).all()
+
+
+@pytest.mark.parametrize("kind", ["data", "coordinate", "new", "new alone"])
+async def test_arrays_of_a_group_stay_as_long_as_each_other(kind: str) -> None:
+    """The dataset lacks one, or has one more: nothing is written, and the message names it."""
+    whole = dataset().assign(fixed=("y", np.arange(10)))
+    more: dict[str, tuple[xr.Dataset, dict[str, Any], str]] = {
+        "data": (whole.drop_vars("n"), {"append_dim": "x"}, r"'n' 20, .* 40, .* lacks 'n': append"),
+        "coordinate": (whole.drop_vars("x"), {"append_dim": "x"}, "lacks 'x': append"),
+        "new": (whole.assign(other=whole["n"]), {"append_dim": "x"}, "has no 'other' yet: write"),
+        "new alone": (xr.Dataset({"other": ("x", [1])}), {"mode": "a"}, "has no 'other' yet"),
+    }
+    part, how, message = more[kind]
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        await to_icechunk(whole, session, group="g")
+        await session.commit("written")
+        session = await repository.writable_session("main")
+        with pytest.raises(InvalidInputError, match=message) as caught:
+            await to_icechunk(part, session, group="g", **how)
+        assert str(caught.value).endswith("Nothing was written.")
+        assert not session.has_uncommitted_changes
+        # What has another dimension may be missing.
+        await to_icechunk(whole.drop_vars("fixed"), session, group="g", append_dim="x")
+        opened = await open_dataset(session, "g")
+        assert opened.sizes == {"x": 40, "y": 10}
+
+
+async def test_a_group_that_xarray_cannot_open_can_be_mended() -> None:
+    """Step by step: lengths that differ already are not refused."""
+    data = dataset()
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        await to_icechunk(data, session)
+        longer = await zarr.open_array(store=session.store, path="t")
+        await longer.resize((40, 10))
+        for part in (data[["n"]].drop_vars("x"), data[["x"]]):
+            await to_icechunk(part, session, append_dim="x")
+        assert (await open_dataset(session)).sizes == {"x": 40, "y": 10}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+@pytest.mark.parametrize("there", [True, False], ids=["there", "new"])
+async def test_old_times_need_a_package(
+    named: Any, there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the array is there or new; others do without."""
+    days = xr.Dataset({"seen": ("time", np.array(["2000-01-01"], "M8[ns]"))})
+    attributes = {"units": "days since 0001-01-01"} | ({"calendar": "standard"} if named else {})
+    old = xr.Dataset({"seen": ("time", [730_120], attributes)})
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        await to_icechunk(old if there else xr.Dataset(), session, group="old")
+        await to_icechunk(days, session, group="young")
+        await session.commit("written")
+        session = await repository.writable_session("main")
+        monkeypatch.setitem(sys.modules, "cftime", None)
+        monkeypatch.setattr(xarray_times, "cftime", None, raising=False)
+        more = {"append_dim": "time"} if there else {"mode": "a", "encoding": {"seen": attributes}}
+        with pytest.raises(MissingDriverError, match="pip install cftime"):
+            await to_icechunk(days, session, group="old", **cast("Any", more))
+        assert not session.has_uncommitted_changes
+        await to_icechunk(days, session, group="young", append_dim="time")
+        assert (await open_dataset(session, "young")).sizes == {"time": 2}
 
 
 async def test_nothing_is_written_through_a_session_that_reads() -> None:

@@ -70,7 +70,8 @@ def to_icechunk(
             with `region`, else `"w-"`.
         safe_chunks: raise an error for Dask chunks that do not fit the chunks of the array.
         align_chunks: rechunk Dask arrays so that they fit.
-        append_dim: dimension to append along.
+        append_dim: dimension to append along; the dataset must have all arrays of the group that
+            have it.
         region: the part of existing arrays to write: slices by dimension, or `"auto"` to find
             them by the coordinates.
         encoding: of variables, by name.
@@ -80,8 +81,10 @@ def to_icechunk(
     Raises:
         ValueError: as `xarray.Dataset.to_zarr`. The session may have some of the changes.
         InvalidInputError: two Dask chunks share a chunk of the array; the session may have some
-            of the changes. Or ``mode`` would delete what ``append_dim`` or ``region`` adds to;
-            nothing was written.
+            of the changes. Or ``mode`` would delete what ``append_dim`` or ``region`` adds to, or
+            arrays of the group would have different lengths along a dimension, because the dataset
+            lacks some that have ``append_dim`` or brings new ones; nothing was written.
+        MissingDriverError: xarray needs `cftime` for the times of an array.
         ReadOnlyError: the session only reads.
     """
     with translated():

@@ -10,25 +10,33 @@ for the caller, who knows how they are computed. Needs `xarray`.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
 import xarray
+from xarray import conventions
 from xarray.backends.common import ArrayWriter
 from xarray.backends.writers import dump_to_store
 from xarray.backends.zarr import ZarrStore
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, MissingDriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
+    from zarr import Array
     from zarr.abc.store import Store
 
     type Mode = Literal["w", "w-", "a", "a-", "r+", "r"]
     type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
 
-__all__ = ["Lazy", "write_known"]
+__all__ = ["Lazy", "check_lengths", "write_known"]
+
+
+# Every calendar has it.
+_A_DAY: Final = np.datetime64("2000-01-01", "ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,38 @@ class _Writer(ArrayWriter):
 
 
 class _Store(ZarrStore):
-    """Says of arrays that are there in which calendar they count."""
+    """Says of arrays that are there in which calendar they count, and checks what is written."""
+
+    def store(self, variables: Mapping[Hashable, xarray.Variable], *args: Any, **kw: Any) -> None:
+        """Write variables, unless some would not fit, or cannot be encoded."""
+        check_lengths(self.arrays(), variables, self._append_dim)
+        if find_spec("cftime") is None:
+            self._check_calendars(variables)
+        super().store(variables, *args, **kw)
+
+    # By trying, with what xarray does then: it also takes what it cannot parse to `cftime`.
+    def _check_calendars(self, variables: Mapping[Hashable, xarray.Variable]) -> None:
+        """Raise MissingDriverError for times that only `cftime` can count."""
+        there = frozenset(self.array_keys())
+        for name, variable in variables.items():
+            if variable.dtype.kind != "M":
+                continue
+            try:
+                encoding = variable.encoding
+                if name in there:
+                    found = self.open_store_variable(str(name))
+                    encoding = conventions.decode_cf_variable(name, found).encoding
+                conventions.encode_cf_variable(xarray.Variable((), _A_DAY, encoding=encoding))
+            except (AttributeError, ImportError, ValueError) as error:
+                missing = error.__cause__ if isinstance(error, ValueError) else error
+                if not isinstance(missing, AttributeError | ImportError):
+                    raise
+                raise MissingDriverError(
+                    f"The times of {name!r} count from a day, or by a calendar, for which xarray "
+                    "needs cftime, which is not installed. Install it with: pip install cftime. "
+                    "No variable was written.",
+                    module="cftime",
+                ) from error
 
     def open_store_variable(self, name: str) -> xarray.Variable:
         """Return an array; one of times that names no calendar has the one that CF means then."""
@@ -124,6 +163,73 @@ def _check_kept(mode: Mode | None, append_dim: Hashable | None, region: Region |
         f"{given} adds to arrays that are there, and mode={mode!r} writes new ones in their place. "
         "Leave one of the two out. Nothing was written."
     )
+
+
+def check_lengths(
+    arrays: Iterable[tuple[str, Array[Any]]],
+    variables: Mapping[Hashable, xarray.Variable],
+    append_dim: Hashable | None,
+) -> None:
+    """Raise InvalidInputError if arrays that have a dimension in common would differ along it.
+
+    Args:
+        arrays: those that a group has, with their names.
+        variables: what is written.
+        append_dim: the dimension along which it is appended to arrays that are there.
+    """
+    # xarray opens a group only if its arrays agree, and `Dataset.to_zarr` looks at each alone.
+    before = {name: _lengths(array) for name, array in arrays}
+    written = {str(name): dict(variable.sizes) for name, variable in variables.items()}
+    after = written | before
+    for name in written.keys() & before.keys():
+        if written[name].keys() != before[name].keys():
+            return  # xarray refuses other dimensions itself
+        if append_dim in written[name]:
+            after[name] = before[name] | {
+                append_dim: before[name][append_dim] + written[name][append_dim]
+            }
+    for dim in {dim for lengths in after.values() for dim in lengths}:
+        if len(set(_along(before, dim).values())) > 1:
+            continue  # they differ already; this may be a step of mending them
+        lengths = _along(after, dim)
+        if len(set(lengths.values())) > 1:
+            new = [it for it in lengths if it not in before]
+            missing = [it for it in lengths if it not in written] if dim == append_dim else []
+            raise InvalidInputError(_uneven(dim, lengths, missing, new))
+
+
+def _lengths(array: Array[Any]) -> dict[Hashable, int]:
+    names: tuple[str | None, ...] = getattr(array.metadata, "dimension_names", None) or ()
+    return {name: size for name, size in zip(names, array.shape, strict=False) if name is not None}
+
+
+def _along(arrays: Mapping[str, Mapping[Hashable, int]], dim: Hashable) -> dict[str, int]:
+    return {name: lengths[dim] for name, lengths in arrays.items() if dim in lengths}
+
+
+def _uneven(dim: Hashable, lengths: Mapping[str, int], missing: list[str], new: list[str]) -> str:
+    """Return what is wrong with lengths along a dimension, and what to do."""
+    one_of_each = {length: name for name, length in lengths.items()}
+    each = ", ".join(f"{name!r} {length}" for length, name in sorted(one_of_each.items()))
+    text = f"Along {dim!r} lengths would differ, as {each}, and xarray opens no such group."
+    if missing:
+        text += (
+            f" The dataset lacks {_listed(missing)}: append to all variables that have the "
+            "dimension in one call. To append in several, use Dataset.to_zarr(session.store, "
+            f"append_dim={dim!r}, consolidated=False)."
+        )
+    if new:
+        text += (
+            f" The group has no {_listed(new)} yet: write new variables in full length, in a call "
+            "without append_dim, or write them to another group."
+        )
+    return text + " Nothing was written."
+
+
+def _listed(names: list[str]) -> str:
+    some = [repr(it) for it in sorted(names)[:5]]
+    more = len(names) - len(some)
+    return " and ".join([*some, *([f"{more} more"] if more else [])])
 
 
 def _as_dataset(obj: xarray.DataArray | xarray.Dataset) -> xarray.Dataset:

@@ -70,7 +70,8 @@ async def write_virtual_dataset(
 
     Raises:
         VirtualContainerError: no container covers a location; nothing was written.
-        InvalidInputError: arguments contradict each other; nothing was written.
+        InvalidInputError: arguments contradict each other, or arrays that have ``append_dim`` would
+            have different lengths; nothing was written.
         MissingDriverError: VirtualiZarr is not installed.
         zarr.errors.ContainsGroupError, ValueError: the group exists, or what is there does not fit.
 
@@ -111,6 +112,12 @@ async def write_virtual_dataset(
             # All before the first write, so that an error leaves the session unchanged.
             for location in {it for _, part in parts for it in _locations(part)}:
                 locations.normalize(location)
+        if existing and region is None:
+            from icechunk_async.zarr.datasets import check_lengths  # noqa: PLC0415 -- needs xarray
+
+            for path, part in parts:
+                there = zarr.open_group(StorePath(store, path.strip("/")), mode="r")
+                check_lengths(there.arrays(), part.variables, append_dim)
         for path, part in parts:
             place = StorePath(store, path.strip("/"))
             opened = zarr.open_group(  # pyright: ignore[reportUnknownMemberType]
