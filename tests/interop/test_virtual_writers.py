@@ -306,8 +306,8 @@ async def test_what_cannot_be_written_changes_nothing(
             await write_virtual_dataset(session, inside)
         await write_virtual_dataset(session, inside, mode="w")
         assert set(await session.all_virtual_chunk_locations()) == {(made / "0.nc").as_uri()}
+        part = inside.drop_vars("time")
         with pytest.raises(InvalidInputError, match="lacks 'time': append"):
-            part = inside.drop_vars("time")
             await write_virtual_dataset(session, part, append_dim="time")
         assert (await on_thread(in_store, session.store, "/")).sizes == inside.sizes
         monkeypatch.setitem(sys.modules, "virtualizarr.writers.icechunk", None)

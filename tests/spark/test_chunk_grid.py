@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,30 @@ def test_regions_that_cut_or_share_chunks_are_refused() -> None:
     for regions, words in cases:
         with pytest.raises(InvalidInputError, match=words):
             check_disjoint(grid, regions)
+
+
+def test_the_first_region_that_shares_a_chunk_is_named() -> None:
+    """With the one that has the chunk already, in the order of the regions."""
+    grid = ChunkGrid((np.arange(7), np.arange(7)))
+    corner, row, column = (slice(0, 1),) * 2, (slice(5), slice(2, 3)), (slice(4, 5), slice(6))
+    assert check_disjoint(grid, []) == 0
+    assert check_disjoint(grid, [corner, (slice(2, 2), slice(6)), row]) == 1 + 5
+    with pytest.raises(InvalidInputError, match="regions 1 and 2 have"):
+        check_disjoint(grid, [corner, row, column, corner])
+
+
+def test_a_large_grid_takes_no_memory() -> None:
+    """A thousand million chunks, of which two hundred are written."""
+    grid = ChunkGrid((np.arange(100_001), np.arange(10_001)))
+    regions: list[Region] = [
+        (slice(it, it + 2), slice(5, 6)) for it in (0, 4, *range(100, 98_100, 1000))
+    ]
+    tracemalloc.start()
+    try:
+        assert check_disjoint(grid, regions) == 200
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.integers(0, 50), st.integers(1, 12))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from icechunk_async.spark.ingest import hdf5
 from icechunk_async.spark.ingest.grib import Message, grid_of, read_index
 from icechunk_async.spark.ingest.hdf5 import scan_hdf5
 from icechunk_async.spark.ingest.plan import to_units
-from icechunk_async.spark.ingest.scan import Scanned, SourceState, divided
+from icechunk_async.spark.ingest.scan import LARGE_BYTES, SMALL_BYTES, Scanned, SourceState, divided
 from icechunk_async.spark.ingest.source import RemoteFile
 from icechunk_async.spark.ingest.tasks import ScanOptions, _decode, load_values, scan_source
 from icechunk_async.spark.shared import SharedRepository
@@ -129,6 +131,31 @@ def test_contiguous_data_is_divided_into_chunks(tmp_path: Path) -> None:
 def test_large_arrays_are_not_divided_into_very_many_pieces(length: int, rows: int) -> None:
     """As one whose length is prime would be, a reference for each of its elements."""
     assert divided((length,), ("x",), 8, None) == (rows,)
+
+
+class _Counted(int):
+    """A length that counts how often it is divided."""
+
+    times = 0
+
+    def __mod__(self, other: int) -> int:
+        _Counted.times += 1
+        return int(self) % other
+
+
+def test_a_chunk_is_the_largest_divisor_that_fits() -> None:
+    """Of any length; one of many digits is divided no oftener than its root."""
+    for length, most in itertools.product(range(1, 200), range(1, 33)):
+        width = LARGE_BYTES // most
+        best = max(it for it in range(1, min(length, LARGE_BYTES // width) + 1) if not length % it)
+        assert divided((length, width), ("x", "y"), 1, None) == (
+            best if best * width >= SMALL_BYTES else length,
+            width,
+        )
+    _Counted.times = 0
+    prime = _Counted(16_777_259)
+    assert divided((prime,), ("x",), 8, None) == (16_777_259,)
+    assert _Counted.times <= math.isqrt(prime)
 
 
 def test_attributes_needed_for_decoding_are_kept(tmp_path: Path) -> None:

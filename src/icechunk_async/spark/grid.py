@@ -445,18 +445,23 @@ def check_disjoint(grid: ChunkGrid, regions: Sequence[Region]) -> int:
     Raises:
         InvalidInputError: a region cuts a chunk, or two regions share one.
     """
-    owners = np.full(grid.chunks, -1, np.int64)
-    for number, region in enumerate(regions):
-        chunks = grid.chunks_in(region)
-        taken = owners[chunks]
-        if (taken >= 0).any():
-            other = int(taken[taken >= 0][0])
-            raise InvalidInputError(
-                f"The regions {other} and {number} have chunks in common: {regions[other]} and "
-                f"{region}. Only one task may write a chunk."
-            )
-        owners[chunks] = number
-    return int(np.count_nonzero(owners >= 0))
+    numbers = [grid.chunks_in(region) for region in regions]
+    if not numbers:
+        return 0
+    chunks = np.concatenate(numbers)
+    # Sorted, not marked in the grid, which may have many more chunks than are written. The sort is
+    # stable: chunks that several regions have stand in the order of the regions.
+    order = np.argsort(chunks, kind="stable")
+    twice = np.flatnonzero(chunks[order[1:]] == chunks[order[:-1]])
+    if len(twice):
+        ends = np.cumsum([len(it) for it in numbers])
+        owners = np.searchsorted(ends, [order[twice], order[twice + 1]], side="right")
+        other, number = owners[:, np.argmin(owners[1])].tolist()
+        raise InvalidInputError(
+            f"The regions {other} and {number} have chunks in common: {regions[other]} and "
+            f"{regions[number]}. Only one task may write a chunk."
+        )
+    return len(chunks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ def _along(arrays: Mapping[str, Mapping[Hashable, int]], dim: Hashable) -> dict[
 
 
 def _uneven(dim: Hashable, lengths: Mapping[str, int], missing: list[str], new: list[str]) -> str:
-    """Return what is wrong with lengths along a dimension, and what to do."""
+    """Return a sentence on the lengths along a dimension, and one on the remedy."""
     one_of_each = {length: name for name, length in lengths.items()}
     each = ", ".join(f"{name!r} {length}" for length, name in sorted(one_of_each.items()))
     text = f"Along {dim!r} lengths would differ, as {each}, and xarray opens no such group."

@@ -346,9 +346,23 @@ def divided(
     row_bytes = math.prod(sizes[1:]) * itemsize
     most = max(1, min(sizes[0], LARGE_BYTES // row_bytes))
     # Divisors only: a chunk beyond the end of the array would need bytes that are not there.
-    rows = next(it for it in range(most, 0, -1) if sizes[0] % it == 0)
+    rows = _largest_divisor(sizes[0], most)
     # If the divisors are too small, one large chunk is better than very many small ones.
     return (rows if rows * row_bytes >= SMALL_BYTES else sizes[0], *sizes[1:])
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor that is at most `most`."""
+    # Divisors come in pairs, `low` and `number // low`, and the smaller one is at most the root. A
+    # length comes from a file, and may be a prime of many digits.
+    best = 1
+    for low in range(1, min(most, math.isqrt(number)) + 1):
+        if number % low == 0:
+            high = number // low
+            if high <= most:
+                return high  # the first that fits is the largest
+            best = low
+    return best
 
 
 def pieces(offset: int, shape: Sequence[int], chunks: Sequence[int], itemsize: int) -> Places:

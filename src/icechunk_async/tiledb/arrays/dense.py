@@ -6,6 +6,7 @@ part of them was written, and what is stored in the rest must not be seen.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     type Box = tuple[tuple[int, int], ...]
     type Tile = tuple[int, ...]
+    type Needed = dict[Tile, list[TileSource]]
 
 __all__ = ["Box", "DenseGrid", "TileSource", "read_dense"]
 
@@ -37,6 +39,8 @@ TILES_AT_ONCE: Final = 64
 """Tiles that are read at a time at least."""
 _BYTES_AT_ONCE: Final = 16 << 20
 _MOST_AT_ONCE: Final = 4096
+TILES_A_PART: Final = 4096
+"""Tiles that are planned at a time, without a turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +116,38 @@ class DenseGrid:
 
     def tiles_in(self, box: Box) -> Iterator[Tile]:
         """Iterate over the tiles that a box touches, in row-major order."""
-        spans = (
+        return itertools.product(*self._spans(box))
+
+    def parts(self, box: Box, most: int) -> Iterator[Box]:
+        """Divide a box into parts of whole tiles, without regions that no fragment is near.
+
+        Args:
+            box: the cells.
+            most: the number of tiles of a part. Tiles may have one cell each, so a large box has
+                very many of them.
+        """
+        if not self.fragments_in(box):
+            return
+        spans = self._spans(box)
+        # By `len` each range would have to fit into 64 bits.
+        counts = [it.stop - it.start for it in spans]
+        if math.prod(counts) <= most:
+            yield box
+            return
+        # The first axis that can be divided, since tiles along the last ones follow one another in
+        # files, and requests for them are joined.
+        axis = next(at for at, count in enumerate(counts) if count > 1)
+        low, high = box[axis]
+        middle = (spans[axis].start + counts[axis] // 2) * self.shape[axis]
+        for half in ((low, middle), (middle, high)):
+            yield from self.parts((*box[:axis], half, *box[axis + 1 :]), most)
+
+    def _spans(self, box: Box) -> list[range]:
+        """Return the numbers of the tiles that a box touches, along each dimension."""
+        return [
             range(low // size, -(-high // size))
             for (low, high), size in zip(box, self.shape, strict=True)
-        )
-        return itertools.product(*spans)
+        ]
 
     def sources(self, tile: Tile, wanted: Box) -> list[TileSource]:
         """Return the fragments that hold wanted cells of a tile, the newest first.
@@ -213,108 +244,122 @@ async def read_dense(
     Cost: one request for each tile and file, joined where tiles follow one another. Memory: the
     cells, and `TILES_AT_ONCE` tiles or 16 MiB of them.
     """
-    needed = {tile: found for tile in grid.tiles_in(box) if (found := grid.sources(tile, box))}
-    numbers = sorted({it.fragment for found in needed.values() for it in found})
+    readers = [(_Variable if it.is_variable else _Fixed)(grid, it, box) for it in attributes]
+    for number, part in enumerate(grid.parts(box, TILES_A_PART)):
+        if number:
+            await asyncio.sleep(0)  # others have their turn, also where no tile has to be awaited
+        needed = {it: found for it in grid.tiles_in(part) if (found := grid.sources(it, part))}
+        await _read_part(readers, needed)
+    return {it.attribute.name: it.cells() for it in readers}
 
-    async def read(attribute: Attribute) -> Cells:
+
+async def _read_part(readers: Sequence[_Fixed | _Variable], needed: Needed) -> None:
+    # Each has its own tiles in memory, so few at a time.
+    await bounded_map(lambda it: it.read(needed), readers, limit=4)
+
+
+class _Reader:
+    """Reads one attribute of a box, some tiles after others."""
+
+    def __init__(self, grid: DenseGrid, attribute: Attribute, box: Box) -> None:
+        self.grid = grid
+        self.attribute = attribute
+        self.box = box
+        self._opened: dict[int, FieldTiles] = {}
+
+    async def open(self, needed: Needed) -> None:
+        """Open the fragments that hold tiles, each once."""
+        numbers = {it.fragment for found in needed.values() for it in found}
+        new = sorted(numbers - self._opened.keys())
         opened = await bounded_map(
-            lambda number: open_field(grid.fragments[number], attribute),
-            numbers,
+            lambda number: open_field(self.grid.fragments[number], self.attribute),
+            new,
             limit=TILES_AT_ONCE,
         )
-        tiles = dict(zip(numbers, opened, strict=True))
-        if attribute.is_variable:
-            return await _read_variable(grid, attribute, box, needed, tiles)
-        return await _read_fixed(grid, attribute, box, needed, tiles)
+        self._opened.update(zip(new, opened, strict=True))
 
-    # Each has its own tiles in memory, so few at a time.
-    columns = await bounded_map(read, attributes, limit=4)
-    return {it.name: cells for it, cells in zip(attributes, columns, strict=True)}
-
-
-async def _read_sources(
-    grid: DenseGrid, tile: Tile, sources: list[TileSource], tiles: dict[int, FieldTiles]
-) -> list[tuple[TileSource, Cells]]:
-    """Read a tile from the fragments that hold its cells; the newest is last, to be placed last."""
-    cells = await bounded_map(
-        lambda it: tiles[it.fragment].read(grid.position(it.fragment, tile)),
-        sources,
-        limit=len(sources),
-    )
-    return list(zip(sources, cells, strict=True))[::-1]
+    async def sources(
+        self, tile: Tile, sources: Sequence[TileSource]
+    ) -> list[tuple[TileSource, Cells]]:
+        """Read a tile from the fragments that hold its cells; the newest is last, to win."""
+        cells = await bounded_map(
+            lambda it: self._opened[it.fragment].read(self.grid.position(it.fragment, tile)),
+            sources,
+            limit=len(sources),
+        )
+        return list(zip(sources, cells, strict=True))[::-1]
 
 
-async def _read_fixed(
-    grid: DenseGrid,
-    attribute: Attribute,
-    box: Box,
-    needed: dict[Tile, list[TileSource]],
-    tiles: dict[int, FieldTiles],
-) -> Cells:
-    shape = shape_of(box)
-    fill = fill_cells(attribute, 1)
-    values = np.empty((*shape, attribute.values), attribute.dtype)
-    valid = np.empty(shape, bool) if attribute.is_nullable else None
-    # Cells that tiles overwrite in any case need no fill value first.
-    if not _is_covered(grid, box, needed):
-        values[...] = fill.values[0]
-        if valid is not None and fill.valid is not None:
-            valid[...] = fill.valid[0]
+class _Fixed(_Reader):
+    """Cells of fixed length, which are placed where they belong."""
 
-    async def place(tile: Tile) -> None:
-        outer = grid.cells_of(tile)
-        for source, part in await _read_sources(grid, tile, needed[tile], tiles):
-            target, inner = within(source.box, box), within(source.box, outer)
-            values[target] = grid.shaped(part.values)[inner]
-            if valid is not None and part.valid is not None:
-                valid[target] = grid.shaped(part.valid)[inner]
+    def __init__(self, grid: DenseGrid, attribute: Attribute, box: Box) -> None:
+        super().__init__(grid, attribute, box)
+        shape = shape_of(box)
+        self._values = np.empty((*shape, attribute.values), attribute.dtype)
+        self._valid = np.empty(shape, bool) if attribute.is_nullable else None
+        # Cells that tiles overwrite in any case need no fill value first.
+        if not any(overlap(it, box) == box for it in grid.boxes):
+            fill = fill_cells(attribute, 1)
+            self._values[...] = fill.values[0]
+            if self._valid is not None and fill.valid is not None:
+                self._valid[...] = fill.valid[0]
 
-    tile_bytes = grid.schema.tile_cells * attribute.cell_bytes
-    await bounded_map(place, needed, limit=tiles_at_once(tile_bytes))
-    count = math.prod(shape)
-    flat = None if valid is None else valid.reshape(count)
-    return Cells(attribute, values.reshape(count, attribute.values), None, flat)
+    async def read(self, needed: Needed) -> None:
+        """Read tiles."""
+        await self.open(needed)
 
+        async def place(tile: Tile) -> None:
+            outer = self.grid.cells_of(tile)
+            for source, part in await self.sources(tile, needed[tile]):
+                target, inner = within(source.box, self.box), within(source.box, outer)
+                self._values[target] = self.grid.shaped(part.values)[inner]
+                if self._valid is not None and part.valid is not None:
+                    self._valid[target] = self.grid.shaped(part.valid)[inner]
 
-def _is_covered(grid: DenseGrid, box: Box, needed: dict[Tile, list[TileSource]]) -> bool:
-    """Return whether every cell of a box is in a fragment that holds all that is wanted of it."""
-    total = 0
-    for tile, sources in needed.items():
-        # The oldest that is needed. If it has all wanted cells of the tile, none is left for the
-        # fill value.
-        last = sources[-1].box
-        if last != overlap(grid.cells_of(tile), box):
-            return False
-        total += math.prod(shape_of(last))
-    return total == math.prod(shape_of(box))
+        tile_bytes = self.grid.schema.tile_cells * self.attribute.cell_bytes
+        await bounded_map(place, needed, limit=tiles_at_once(tile_bytes))
+
+    def cells(self) -> Cells:
+        """Return all cells."""
+        count = math.prod(shape_of(self.box))
+        valid = None if self._valid is None else self._valid.reshape(count)
+        return Cells(
+            self.attribute, self._values.reshape(count, self.attribute.values), None, valid
+        )
 
 
-async def _read_variable(
-    grid: DenseGrid,
-    attribute: Attribute,
-    box: Box,
-    needed: dict[Tile, list[TileSource]],
-    tiles: dict[int, FieldTiles],
-) -> Cells:
-    """Read cells of variable length: collect all parts, then choose a cell for each place."""
-    shape = shape_of(box)
-    chosen = np.zeros(shape, np.int64)  # the number of a cell among all parts; 0 is the fill value
+class _Variable(_Reader):
+    """Cells of variable length: all parts are collected, then a cell chosen for each place."""
 
-    found = await bounded_map(
-        lambda tile: _read_sources(grid, tile, needed[tile], tiles), needed, limit=TILES_AT_ONCE
-    )
-    parts = [fill_cells(attribute, 1)]
-    base = 1
-    for tile, sources in zip(needed, found, strict=True):
-        outer = grid.cells_of(tile)
-        for source, part in sources:
-            inner, target = within(source.box, outer), within(source.box, box)
-            numbers = grid.shaped(np.arange(len(part)))[inner]
-            # Only the cells that the fragment holds are kept, not those that pad its tile.
-            flat = numbers.reshape(-1)
-            parts.append(part.take(flat))
-            chosen[target] = (base + np.arange(len(flat))).reshape(numbers.shape)
-            base += len(flat)
-    every = Cells.concat(parts)
-    flat_choice = chosen.reshape(-1)
-    return every.take(flat_choice)
+    def __init__(self, grid: DenseGrid, attribute: Attribute, box: Box) -> None:
+        super().__init__(grid, attribute, box)
+        # The number of a cell among all parts; 0 is the fill value.
+        self._chosen = np.zeros(shape_of(box), np.int64)
+        self._parts = [fill_cells(attribute, 1)]
+        self._count = 1
+
+    async def read(self, needed: Needed) -> None:
+        """Read tiles."""
+        await self.open(needed)
+        found = await bounded_map(
+            lambda tile: self.sources(tile, needed[tile]), needed, limit=TILES_AT_ONCE
+        )
+        parts: list[Cells] = []
+        for tile, sources in zip(needed, found, strict=True):
+            outer = self.grid.cells_of(tile)
+            for source, part in sources:
+                inner, target = within(source.box, outer), within(source.box, self.box)
+                numbers = self.grid.shaped(np.arange(len(part)))[inner]
+                # Only the cells that the fragment holds are kept, not those that pad its tile.
+                flat = numbers.reshape(-1)
+                parts.append(part.take(flat))
+                places = self._count + np.arange(len(flat))
+                self._chosen[target] = places.reshape(numbers.shape)
+                self._count += len(flat)
+        if parts:
+            self._parts.append(Cells.concat(parts))
+
+    def cells(self) -> Cells:
+        """Return all cells."""
+        return Cells.concat(self._parts).take(self._chosen.reshape(-1))

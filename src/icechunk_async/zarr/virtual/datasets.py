@@ -116,7 +116,10 @@ async def write_virtual_dataset(
             from icechunk_async.zarr.datasets import check_lengths  # noqa: PLC0415 -- needs xarray
 
             for path, part in parts:
-                there = zarr.open_group(StorePath(store, path.strip("/")), mode="r")
+                place = StorePath(store, path.strip("/"))
+                there = zarr.open_group(  # pyright: ignore[reportUnknownMemberType]
+                    place, mode="r"
+                )
                 check_lengths(there.arrays(), part.variables, append_dim)
         for path, part in parts:
             place = StorePath(store, path.strip("/"))
