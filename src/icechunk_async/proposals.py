@@ -846,5 +846,5 @@ async def _make(
         raise
     before, after = await gather(desk.read(combined.target.id), desk.read(made))
     feed = changes_between(engine, before.workspace.base, after.workspace.base)
-    review = await review_changes(before, after, feed, compare_chunks)
+    review = await review_changes(before.store, after.store, feed, compare_chunks)
     return Candidate(made, combined.target.id), review

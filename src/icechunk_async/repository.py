@@ -852,7 +852,7 @@ class Repository:
         once: Transaction | None = None,
         unchanged: Collection[str] = (),
         deduplicate: bool = False,
-    ) -> AsyncGenerator[IcechunkStore]:
+    ) -> AsyncGenerator[IcechunkStore[Session]]:
         """Commit what is written in the block, all at once when it ends.
 
         If the block fails or is cancelled, nothing is committed; no other writer ever sees a
@@ -1340,7 +1340,7 @@ class Repository:
         for pair in await steps_between(engine, one, other, net=net):
             older, newer = (self._session(it, None, SessionMode.READONLY) for it in pair)
             feed = changes_between(engine, *pair)
-            async for found in cells_of_feed(older, newer, feed, batch_size):
+            async for found in cells_of_feed(older.store, newer.store, feed, batch_size):
                 yield found
 
     async def diff_values(
@@ -1380,7 +1380,7 @@ class Repository:
 
         before, after = await self._both_sessions(start, end)
         feed = changes_between(self._engine, before.workspace.base, after.workspace.base)
-        return await value_diffs(before, after, feed, paths)
+        return await value_diffs(before.store, after.store, feed, paths)
 
     async def changed_cells(
         self,
@@ -1401,7 +1401,7 @@ class Repository:
 
         before, after = await self._both_sessions(start, end)
         feed = changes_between(self._engine, before.workspace.base, after.workspace.base)
-        async for cells in cell_changes(before, after, feed, paths):
+        async for cells in cell_changes(before.store, after.store, feed, paths):
             yield cells
 
     async def _both_sessions(
@@ -2800,7 +2800,7 @@ class Repository:
         self._engine.history.capabilities.require("upkeep")
         self._engine.check_safe()
         session = await self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, ref=ref)
-        analysis, superseded = await analyze(session, paths, progress)
+        analysis, superseded = await analyze(session.store, paths, progress)
         # Last: until then queries find them, and a query that had listed them takes those that are
         # gone for unknown and reads their chunks.
         await drop(self._engine, superseded)

@@ -75,11 +75,6 @@ class _Hierarchy(ABC):
 
     @property
     @abstractmethod
-    def _itself(self) -> AnySession:
-        """This session or fork: what takes either knows nothing of the common part."""
-
-    @property
-    @abstractmethod
     def _forks(self) -> Forks: ...
 
     @property
@@ -113,12 +108,11 @@ class _Hierarchy(ABC):
         return self.workspace.assets.spec_version
 
     @property
-    def store(self) -> IcechunkStore:
+    def store(self) -> IcechunkStore[Self]:
         """A Zarr store of the session's hierarchy, for ``zarr`` and ``xarray``."""
-        # The one convenience that looks up to a higher layer.
-        from icechunk_async.zarr.store import IcechunkStore  # noqa: PLC0415
+        from icechunk_async.zarr.store import IcechunkStore  # noqa: PLC0415 -- zarr loads slowly
 
-        return IcechunkStore(self._itself, read_only=self.read_only)
+        return IcechunkStore(self, read_only=self.read_only)
 
     @property
     def has_uncommitted_changes(self) -> bool:
@@ -299,11 +293,9 @@ class _Hierarchy(ABC):
 
         Order, errors and cost as `array_chunk_iterator`.
         """
-        from icechunk_async.engine.tree.listing import Batches  # noqa: PLC0415 -- on use
+        from icechunk_async.engine.tree.listing import chunk_coordinates  # noqa: PLC0415 -- on use
 
-        return Batches(
-            self.workspace, check_path(path), batch_size, lambda refs: refs.coords.copy()
-        )
+        return chunk_coordinates(self.workspace, check_path(path), batch_size)
 
     def array_chunk_iterator(self, path: str, batch_size: int = 100_000) -> Batches[ChunkBatch]:
         """Iterate over the chunks of an array that exist, in columns.
@@ -375,7 +367,7 @@ class _Hierarchy(ABC):
         """
         from icechunk_async.zarr.queries.aggregate import aggregate  # noqa: PLC0415 -- on use
 
-        return await aggregate(self._itself, path, function, where, region)
+        return await aggregate(self.store, path, function, where, region)
 
     async def where(
         self, conditions: str, *, group: str = "/", region: Sequence[slice] | None = None
@@ -404,7 +396,7 @@ class _Hierarchy(ABC):
         """
         from icechunk_async.zarr.queries.selection import select  # noqa: PLC0415 -- on use
 
-        return await select(self._itself, conditions, group, region)
+        return await select(self.store, conditions, group, region)
 
     @property
     def has_pending_chunks(self) -> bool:
@@ -680,10 +672,6 @@ class Session(_Hierarchy):
     def publisher(self) -> Publisher:
         """The part of this session that commits, for tests; it may change between releases."""
         return self._writing.publisher
-
-    @property
-    def _itself(self) -> Session:
-        return self
 
     @property
     def _forks(self) -> Forks:
@@ -1221,10 +1209,6 @@ class ForkSession(_Hierarchy):
     def workspace(self) -> Workspace:
         """The hierarchy, with the changes so far, while the fork is attached."""
         return self._attached.workspace
-
-    @property
-    def _itself(self) -> ForkSession:
-        return self
 
     @property
     def _forks(self) -> Forks:

@@ -189,7 +189,8 @@ class PendingMerge:
         node_id = self._clashes[self.report.conflicts.index(conflict)].node_id
         assert node_id is not None  # of chunks
         coords = np.array(conflict.coords, np.uint32)
-        async for cells in cells_of_chunks(*self._sides, node_id, coords):
+        before, after = self._sides
+        async for cells in cells_of_chunks(before.store, after.store, node_id, coords):
             yield cells
 
     async def commit(

@@ -119,7 +119,9 @@ class _Store(IcechunkStore):
     """A native store; pickled copies are stores of the blocking facade, for other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BlockingStore, (_handle(self.session), self.read_only)
+        is_fork = isinstance(self.session, NativeFork)
+        session = (ForkSession if is_fork else BlockingSession)(_handle(self.session))
+        return BlockingStore, (session, self.read_only)
 
 
 async def open_dataset(session: Session, group: str | None = None, **kwargs: Any) -> xarray.Dataset:
@@ -217,7 +219,7 @@ async def open_aggregates(
     Cancellation: no effect, also while values are computed.
     """
     names, dims = names_of(functions), names_of(per_chunk_of)
-    question = await described(session, path, names, where, dims)
+    question = await described(session.store, path, names, where, dims)
     around = None
     if dims:
         others = question.other_dims

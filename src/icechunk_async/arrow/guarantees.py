@@ -321,7 +321,7 @@ async def _known(
 ) -> _Known | None:
     """Return the statistics of chunks of a column; None if no chunk has any."""
     try:
-        array = await QueriedArray.open(session, path_of(plan.source, column.name))
+        array = await QueriedArray.open(session.store, path_of(plan.source, column.name))
     except InvalidInputError:
         return None  # its values have no order
     order = [plan.shape.dims.index(dim) for dim in column.dims]
@@ -330,6 +330,6 @@ async def _known(
         return None
     if array.meaning.is_text and column.type != pa.string():
         return None  # it is decoded to something else
-    chunks = await array.known_chunks(session)
+    chunks = await array.known_chunks(session.store)
     rows, known = chunks.statistics(candidates[:, order])
     return _Known(column, array, rows, known) if known.any() else None

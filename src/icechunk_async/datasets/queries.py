@@ -103,7 +103,7 @@ class Answers:
         async with self._turn():
             part = self._unknown(key)
             if part is not None and self._native is not None:
-                self._keep(part, await answered(self._native, self.question, part))
+                self._keep(part, await answered(self._native.store, self.question, part))
             elif part is not None:
                 self._keep(part, await run_async(self._asking(part)))
         return self._values[name][(*key, ...)].copy()
@@ -116,7 +116,7 @@ class Answers:
         return turns.setdefault(self, anyio.Lock())
 
     async def _asking(self, part: Box) -> dict[str, Any]:
-        return await self._handle.ask(lambda it: answered(it, self.question, part))
+        return await self._handle.ask(lambda it: answered(it.store, self.question, part))
 
     def _unknown(self, key: tuple[Any, ...]) -> Box | None:
         """Return the part around what a key names; None if that is known, or nothing."""

@@ -38,7 +38,8 @@ def extract_session(
     """
     store = getattr(zarray, "store", None)
     if isinstance(store, IcechunkStore):
-        return store.session
+        session: Session = store.session
+        return session
     given = f"a {type(zarray).__name__}" if store is None else f"in a {type(store).__name__}"
     with translated():
         raise WrongTypeError(

@@ -272,9 +272,11 @@ class Source:
         """Return hooks for the native library, which runs each in a thread."""
         if not self.after_commit:
             return []
-        from icechunk_async.sync.versions import native_hook  # noqa: PLC0415 -- loaded when it is used
+        from icechunk_async._runtime.blocking.functions import unblocked  # noqa: PLC0415 -- for hooks
 
-        return [native_hook(it) for it in self.after_commit]
+        # What is no function goes to the native library as it is: that refuses it.
+        given: tuple[Any, ...] = tuple(self.after_commit)
+        return [unblocked(it) if callable(it) else it for it in given]
 
     def without(self, error: VirtualContainerError) -> Source:
         """Return the source without access to the containers that the error reports as missing."""

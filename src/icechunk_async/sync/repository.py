@@ -620,7 +620,7 @@ class Repository(Displayed):
         once: Transaction | None = None,
         unchanged: Collection[str] = (),
         deduplicate: bool = False,
-    ) -> Generator[IcechunkStore]:
+    ) -> Generator[IcechunkStore[Session]]:
         """Write to a store in a `with` block, and commit at its end unless the block failed.
 
         Args and errors as for `Session.commit`; `deduplicate` as for `writable_session`, and a

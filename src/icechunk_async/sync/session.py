@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, overload, override
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload, override
 
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.pairs import asked, awaited, blocking, twin_of
@@ -160,11 +160,11 @@ class Session(Displayed):
         return RepositoryConfig.from_native(self.handle.repository.now().config)
 
     @property
-    def store(self) -> IcechunkStore:
+    def store(self) -> IcechunkStore[Self]:
         """A Zarr store of the session's hierarchy, for `zarr` and `xarray`."""
         from icechunk_async.sync.store import IcechunkStore  # noqa: PLC0415 -- zarr loads slowly
 
-        return IcechunkStore(self.handle)
+        return IcechunkStore(self)
 
     def status(self) -> Diff:
         """Return the changes of the session so far."""

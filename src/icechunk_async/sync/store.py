@@ -7,9 +7,10 @@ connections of that loop, so that no chunk crosses threads.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Concatenate, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol
 
 import numpy as np
+from typing_extensions import TypeVar
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
 from zarr.core.sync import SyncMixin
@@ -24,7 +25,6 @@ from icechunk_async.errors import (
 )
 from icechunk_async.sync.errors import ErrorKind, caught, refusal, translated
 from icechunk_async.sync.official.display import Displayed
-from icechunk_async.sync.session import ForkSession, Session
 from icechunk_async.zarr.keys import ChunkKey, parse_key
 from icechunk_async.zarr.store import IcechunkStore as AsyncStore
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from icechunk_async.handles import SessionHandle
     from icechunk_async.session import AnySession as AsyncSession
+    from icechunk_async.sync.official.containers import VirtualChunkSpec
     from icechunk_async.sync.official.display import Rows
-    from icechunk_async.sync.virtual import VirtualChunkSpec
 
     # Within the class, `list` is a method.
     type Strings = list[str]
@@ -95,7 +95,17 @@ def _same(native: Callable[..., Coroutine[Any, Any, object]], *, writes: bool = 
     return method
 
 
-class IcechunkStore(Displayed, Store, SyncMixin):
+class _Held(Protocol):
+    """What a store needs of a session."""
+
+    handle: SessionHandle
+
+
+# As the native store's.
+S_co = TypeVar("S_co", bound=_Held, covariant=True, default=Any)
+
+
+class IcechunkStore(Displayed, Store, SyncMixin, Generic[S_co]):
     """The hierarchy of one session, for `zarr` and `xarray`; see `Session.store`.
 
     Stores of read-only sessions and of forks pickle; others raise, with advice.
@@ -110,14 +120,15 @@ class IcechunkStore(Displayed, Store, SyncMixin):
 
     def __init__(
         self,
-        store: SessionHandle,
+        store: S_co,
         read_only: bool | None = None,  # noqa: FBT001
         *args: Any,
         **kwargs: Any,
     ) -> None:
         """Use `Session.store`."""
-        super().__init__(read_only=store.read_only if read_only is None else read_only)
-        self.handle = store
+        super().__init__(read_only=store.handle.read_only if read_only is None else read_only)
+        self.handle = store.handle
+        self._session = store
         self._is_open = True
 
     def _rows(self) -> Rows:
@@ -141,15 +152,15 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         Raises:
             ValueError: the session can write, and a copy of it could not commit.
         """
-        return {"handle": self.handle, "_read_only": self._read_only}
+        return {"session": self._session, "_read_only": self._read_only}
 
     def __setstate__(self, state: Any) -> None:
         """Become a store of the same snapshot or fork, which opens at its first use."""
-        IcechunkStore.__init__(self, state["handle"], state["_read_only"])
+        IcechunkStore.__init__(self, state["session"], state["_read_only"])
 
     def with_read_only(self, read_only: bool = False) -> Store:  # noqa: FBT001, FBT002
         """Return another store on the same session."""
-        store = IcechunkStore(self.handle, read_only)
+        store = IcechunkStore(self._session, read_only)
         # As the official store does: Zarr opens the copy at its first use.
         store._is_open = False
         return store
@@ -160,9 +171,9 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         return self._read_only or self.handle.read_only
 
     @property
-    def session(self) -> Session:
+    def session(self) -> S_co:
         """The session of the store."""
-        return ForkSession(self.handle) if self.handle.is_fork else Session(self.handle)
+        return self._session
 
     @property
     def supports_writes(self) -> bool:

@@ -6,11 +6,9 @@ block; the method of the same name with `_async` can be awaited on any event loo
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Final, Literal, override
 
-from anyio import CapacityLimiter, to_thread
-
+from icechunk_async._runtime.blocking.functions import call_in_thread
 from icechunk_async._runtime.blocking.iterators import AsyncCloseableIterator
 from icechunk_async._runtime.blocking.pairs import asked, blocking, twin_of
 from icechunk_async.handles import SessionHandle
@@ -24,7 +22,6 @@ from icechunk_async.versions import PendingMerge as AsyncPendingMerge
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-    from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.engine.proposals.record import ProposalRecord
     from icechunk_async.proposals import AnyCheck, CheckFunction
     from icechunk_async.session import Session as AsyncSession
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
 
     type BlockingCheck = Callable[[Session, Proposal], Any]
 
-__all__ = ["Check", "CheckResult", "PendingMerge", "Proposal", "native_checks", "native_hook"]
+__all__ = ["Check", "CheckResult", "PendingMerge", "Proposal", "native_checks"]
 
 _CELLS: Final = 100_000
 """For the size of what one chunk may bring."""
@@ -176,39 +173,13 @@ def _native(repository: RepositoryHandle, check: Any) -> AnyCheck:
 
 
 def _adapted(repository: RepositoryHandle, function: Callable[..., Any]) -> CheckFunction:
-    """Return the async function that runs a blocking one in a thread."""
+    """Return the async function that gives a blocking one the facade's session and proposal."""
 
     async def run(session: AsyncSession, proposal: AsyncProposal) -> str | None:
         mine = Session(SessionHandle(repository, session))
-        other = Proposal(repository, proposal)
-        found: Any = await _in_thread(function, mine, other)
-        if inspect.isawaitable(found):  # an async function; it runs on the portal's loop
-            found = await found
+        found: Any = await call_in_thread(function, mine, Proposal(repository, proposal))
         said: str | None = found  # whatever it is: the native library looks
         return said
 
     run.__name__ = getattr(function, "__name__", "<nameless>")
-    return run
-
-
-async def _in_thread(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of others in a thread that does not count among those of the event loop.
-
-    If it uses a repository, it waits for work that threads do, and could hold all that there are.
-    """
-    own = CapacityLimiter(1)
-    return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=own)
-
-
-def native_hook(function: Callable[[CommitEvent], object]) -> Callable[[CommitEvent], Any]:
-    """Return the async function that runs a blocking hook in a thread."""
-    if not callable(function):
-        return function  # the native library refuses it
-
-    async def run(event: CommitEvent) -> None:
-        found: Any = await _in_thread(function, event)
-        if inspect.isawaitable(found):
-            await found
-
-    run.__name__ = getattr(function, "__name__", type(function).__name__)
     return run

@@ -241,7 +241,7 @@ def open_aggregates(
     twice what they share. A pickled copy computes anew.
     """
     names, dims = names_of(functions), names_of(per_chunk_of)
-    question = run(session.handle.ask(lambda it: described(it, path, names, where, dims)))
+    question = run(session.handle.ask(lambda it: described(it.store, path, names, where, dims)))
     around = None
     if dims:
         others = question.other_dims

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.engine.versions.feed import Change
-    from icechunk_async.session import Session
+    from icechunk_async.zarr.store import IcechunkStore
     from icechunk_async.zarr.values import CellChanges, ValueDiff
 
 __all__ = ["review_changes"]
@@ -47,9 +47,9 @@ _NUMBERS: Final = "biuf"
 
 
 async def review_changes(
-    before: Session, after: Session, changes: AsyncIterator[Change], most_chunks: int
+    before: IcechunkStore, after: IcechunkStore, changes: AsyncIterator[Change], most_chunks: int
 ) -> Review:
-    """Return the differences between two sessions.
+    """Return the differences between two stores.
 
     Args:
         before: the tip of the branch.
@@ -158,7 +158,7 @@ def _shown(value: str | None) -> str | None:
 class _Array:
     """The chunks of one array that changed."""
 
-    def __init__(self, path: str, after: Session) -> None:
+    def __init__(self, path: str, after: IcechunkStore) -> None:
         node = after.workspace.node(path)
         grid = () if node is None or node.array is None else node.array.grid
         self.batches: list[ChunkChanges] = []
@@ -243,7 +243,7 @@ class _Drawing:
         return ChangeMap(rows, columns, row_cells, column_cells, shown)
 
 
-async def _with_values(before: Session, after: Session, array: _Array) -> ArrayReview:
+async def _with_values(before: IcechunkStore, after: IcechunkStore, array: _Array) -> ArrayReview:
     """Return the review of one array with its values compared."""
     review = array.review()
     drawing: _Drawing | None = None

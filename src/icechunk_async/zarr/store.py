@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
+from typing_extensions import TypeVar
 from zarr.abc.store import (
     ByteRequest,
     OffsetByteRequest,
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from zarr.core.buffer import Buffer, BufferPrototype
 
+    from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.manifest.chunk import Coordinates
-    from icechunk_async.session import AnySession
     from icechunk_async.storage import RangeRequest
     from icechunk_async.zarr.virtual.references import VirtualChunkSpec
 
-__all__ = ["IcechunkStore", "range_of"]
+__all__ = ["Hierarchy", "IcechunkStore", "range_of"]
 
 
 def range_of(request: ByteRequest | None) -> RangeRequest:
@@ -78,7 +79,26 @@ _CONCURRENT_READS = 64
 _CONCURRENT_WRITES = 64
 
 
-class IcechunkStore(Store):
+class Hierarchy(Protocol):
+    """What a store needs of a session or a fork."""
+
+    @property
+    def workspace(self) -> Workspace:
+        """The hierarchy, with the changes so far."""
+        ...
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it only reads."""
+        ...
+
+
+# Sessions have stores. So that the store knows nothing of sessions, whoever makes it says which
+# class its session is of. Annotations that do not say it, `store: IcechunkStore`, stay valid.
+S_co = TypeVar("S_co", bound=Hierarchy, covariant=True, default=Any)
+
+
+class IcechunkStore(Store, Generic[S_co]):
     """The hierarchy of one session, for ``zarr`` and ``xarray``. See ``Session.store``.
 
     Keys are parsed strictly: what is neither a metadata document nor a chunk of the default
@@ -88,7 +108,7 @@ class IcechunkStore(Store):
     methods do so; Zarr's fused codec pipeline uses them.
     """
 
-    def __init__(self, session: AnySession, *, read_only: bool = False) -> None:
+    def __init__(self, session: S_co, *, read_only: bool = False) -> None:
         """Look at ``session``.
 
         Args:
@@ -97,7 +117,8 @@ class IcechunkStore(Store):
         """
         super().__init__(read_only=read_only)
         self._session = session
-        self._workspace = session.workspace
+        self.workspace = session.workspace
+        """The hierarchy, with the changes so far."""
         # None if some storage needs an event loop; then Zarr uses the asynchronous methods.
         self._blocking = BlockingChunks.of(session.workspace)
 
@@ -110,18 +131,18 @@ class IcechunkStore(Store):
     def __eq__(self, other: object) -> bool:
         """Return whether two stores look at the same session in the same way."""
         return (
-            # By session, not by snapshot: two sessions on one snapshot may hold different changes.
+            # By session, of which each has its own: two on one snapshot may hold different changes.
             isinstance(other, IcechunkStore)
-            and self._session is other._session
+            and self.workspace is other.workspace
             and self.read_only == other.read_only
         )
 
     def __hash__(self) -> int:
         """Agree with equality."""
-        return hash((id(self._session), self.read_only))
+        return hash((id(self.workspace), self.read_only))
 
     @property
-    def session(self) -> AnySession:
+    def session(self) -> S_co:
         """The session that the store looks at."""
         return self._session
 
@@ -177,7 +198,7 @@ class IcechunkStore(Store):
         request = None if byte_range is None else range_of(byte_range)
         parsed = parse_key(key)
         if isinstance(parsed, ChunkKey):
-            data = await self._workspace.read_chunk(parsed.path, parsed.coords, request)
+            data = await self.workspace.read_chunk(parsed.path, parsed.coords, request)
         else:
             data = self._document(parsed, request)
         # Zarr chooses the buffer: memory of the processor, or of a device.
@@ -185,7 +206,7 @@ class IcechunkStore(Store):
 
     def _document(self, key: MetadataKey | ForeignKey, request: RangeRequest) -> bytes | None:
         """Return a metadata document, or a part of it; None if it does not exist."""
-        node = self._workspace.node(key.path) if isinstance(key, MetadataKey) else None
+        node = self.workspace.node(key.path) if isinstance(key, MetadataKey) else None
         if node is None:
             return None
         start, stop = slice_range(request, len(node.user_data))
@@ -244,7 +265,7 @@ class IcechunkStore(Store):
         path, coords = parse_chunk_keys(keys)
         here = self._blocking
         if here is None:
-            await many.read_on_loop(self._workspace, path, coords, take, chunk_bytes=chunk_bytes)
+            await many.read_on_loop(self.workspace, path, coords, take, chunk_bytes=chunk_bytes)
         else:
             await many.read_on_threads(here, path, coords, take, chunk_bytes=chunk_bytes)
 
@@ -279,7 +300,7 @@ class IcechunkStore(Store):
         here = self._blocking
         if here is None:
             empty = await many.write_on_loop(
-                self._workspace, path, coords, make, chunk_bytes=chunk_bytes
+                self.workspace, path, coords, make, chunk_bytes=chunk_bytes
             )
         else:
             empty = await many.write_on_threads(here, path, coords, make, chunk_bytes=chunk_bytes)
@@ -310,10 +331,10 @@ class IcechunkStore(Store):
     async def _size(self, key: str) -> int | None:
         match parse_key(key):
             case MetadataKey(path):
-                node = self._workspace.node(path)
+                node = self.workspace.node(path)
                 return None if node is None else len(node.user_data)
             case ChunkKey(path, coords):
-                handle = await self._workspace.find_chunk(path, coords)
+                handle = await self.workspace.find_chunk(path, coords)
                 return None if handle is None else handle.size_bytes
             case ForeignKey():
                 return None
@@ -338,7 +359,7 @@ class IcechunkStore(Store):
     async def _set(self, key: str, value: Buffer, *, if_absent: bool = False) -> None:
         chunk = self._set_document(key, value, if_absent=if_absent)
         if chunk is not None:
-            await self._workspace.write_chunk(
+            await self.workspace.write_chunk(
                 chunk.path, chunk.coords, _bytes_of(value), if_absent=if_absent
             )
 
@@ -355,7 +376,7 @@ class IcechunkStore(Store):
                 # Before anything is kept: a document that no snapshot can express would fail the
                 # commit later, and all other changes with it.
                 parsed = parse_document(document, path)
-                self._workspace.set_node(path, document, parsed.array, if_absent=if_absent)
+                self.workspace.set_node(path, document, parsed.array, if_absent=if_absent)
                 return None
             case ChunkKey() as chunk:
                 return chunk
@@ -391,7 +412,7 @@ class IcechunkStore(Store):
         """
         await self._ensure_open()
         # Only there: a look at the manifest may cost a request, which other sessions need not make.
-        if self._workspace.deduplication is not None and await self._has_no_chunk(key):
+        if self.workspace.deduplication is not None and await self._has_no_chunk(key):
             return
         self._delete(key)
 
@@ -402,7 +423,7 @@ class IcechunkStore(Store):
         """
         self._check_writable()
         chunk = _chunk_of(key)
-        return chunk is not None and await self._workspace.find_chunk(*chunk) is None
+        return chunk is not None and await self.workspace.find_chunk(*chunk) is None
 
     def _delete(self, key: str) -> None:
         self._check_writable()
@@ -412,9 +433,9 @@ class IcechunkStore(Store):
             return
         match parsed:
             case MetadataKey(path):
-                self._workspace.delete_node(path)
+                self.workspace.delete_node(path)
             case ChunkKey(path, coords):
-                self._workspace.delete_chunk(path, coords)
+                self.workspace.delete_chunk(path, coords)
             case ForeignKey():
                 pass
 
@@ -424,7 +445,7 @@ class IcechunkStore(Store):
 
         await self._ensure_open()
         self._check_writable()
-        await listing.delete_below(self._workspace, prefix)
+        await listing.delete_below(self.workspace, prefix)
 
     async def clear(self) -> None:
         """Delete every node."""
@@ -447,7 +468,7 @@ class IcechunkStore(Store):
         from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
 
         await self._ensure_open()
-        async for page in listing.key_pages(self._workspace, prefix):
+        async for page in listing.key_pages(self.workspace, prefix):
             yield page
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
@@ -459,14 +480,14 @@ class IcechunkStore(Store):
         from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
 
         await self._ensure_open()
-        return await listing.names(self._workspace, prefix)
+        return await listing.names(self.workspace, prefix)
 
     async def getsize_prefix(self, prefix: str) -> int:
         """Return the bytes of all values below a path, from references, without reading them."""
         from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
 
         await self._ensure_open()
-        return await listing.total_size(self._workspace, prefix)
+        return await listing.total_size(self.workspace, prefix)
 
     async def get_ranges(
         self,
@@ -497,9 +518,9 @@ class IcechunkStore(Store):
     async def _is_in_memory(self, key: str) -> bool:
         match parse_key(key):
             case MetadataKey(path):
-                return self._workspace.node(path) is not None
+                return self.workspace.node(path) is not None
             case ChunkKey(path, coords):
-                handle = await self._workspace.find_chunk(path, coords)
+                handle = await self.workspace.find_chunk(path, coords)
                 return handle is not None and handle.is_inline
             case ForeignKey():
                 return False
@@ -534,7 +555,7 @@ class IcechunkStore(Store):
 
     def delete_sync(self, key: str) -> None:
         """Delete on the calling thread; as `delete`."""
-        if self._workspace.deduplication is not None:
+        if self.workspace.deduplication is not None:
             self._check_writable()
             chunk = _chunk_of(key)
             if chunk is not None and self._chunks_here().find(*chunk) is None:
@@ -573,14 +594,14 @@ class IcechunkStore(Store):
         if not isinstance(parsed, ChunkKey):
             raise InvalidStoreKeyError(f"{key!r} is no chunk key, such as 'array/c/0/0'.", key=key)
         ref = one_ref(
-            self._workspace.virtual.locations,
+            self.workspace.virtual.locations,
             location,
             offset,
             length,
             checksum,
             validate_container=validate_container,
         )
-        self._workspace.set_ref(parsed.path, parsed.coords, ref)
+        self.workspace.set_ref(parsed.path, parsed.coords, ref)
 
     def set_virtual_refs(
         self,
@@ -599,9 +620,9 @@ class IcechunkStore(Store):
 
         self._check_writable()
         path, rank = self._array_of(array_path)
-        locations = self._workspace.virtual.locations
+        locations = self.workspace.virtual.locations
         refs = spec_refs(locations, chunks, rank, validate_containers=validate_containers)
-        self._workspace.set_refs(path, refs)
+        self.workspace.set_refs(path, refs)
 
     def set_virtual_refs_arr(
         self,
@@ -636,7 +657,7 @@ class IcechunkStore(Store):
         self._check_writable()
         path, _ = self._array_of(array_path)
         refs = grid_refs(
-            self._workspace.virtual.locations,
+            self.workspace.virtual.locations,
             chunk_grid_shape,
             locations,
             offsets,
@@ -645,10 +666,10 @@ class IcechunkStore(Store):
             checksum=checksum,
             validate_containers=validate_containers,
         )
-        self._workspace.set_refs(path, refs)
+        self.workspace.set_refs(path, refs)
 
     def _array_of(self, given: str) -> tuple[str, int]:
         path = check_path(given)
-        array = self._workspace.array(path).array
+        array = self.workspace.array(path).array
         assert array is not None
         return path, len(array.dimensions)

@@ -14,6 +14,7 @@ import zarr.api.asynchronous as za
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
+from icechunk_async.engine.tree.listing import chunk_coordinates
 from icechunk_async.engine.versions.feed import ChunkChange, ChunkChanges, NodeChange
 from icechunk_async.engine.versions.pictures import ChangeMap, draw_changes, html_image
 from icechunk_async.errors import InvalidInputError, MissingDriverError
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.versions.feed import Change
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.session import Session
+    from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = [
     "CellChanges",
@@ -242,7 +243,10 @@ class _Tally:
 
 
 async def cell_changes(
-    before: Session, after: Session, changes: AsyncIterator[Change], paths: Collection[str] | None
+    before: IcechunkStore,
+    after: IcechunkStore,
+    changes: AsyncIterator[Change],
+    paths: Collection[str] | None,
 ) -> AsyncGenerator[CellChanges]:
     """Iterate over the cells that differ; see `Repository.changed_cells`."""
     async for pair in _pairs(before, after, changes, paths):
@@ -252,7 +256,7 @@ async def cell_changes(
 
 
 async def cells_of_chunks(
-    before: Session, after: Session, node_id: NodeId, coords: npt.NDArray[np.uint32]
+    before: IcechunkStore, after: IcechunkStore, node_id: NodeId, coords: npt.NDArray[np.uint32]
 ) -> AsyncGenerator[CellChanges]:
     """Iterate over the cells of some chunks that differ; see `PendingMerge.cells`."""
     paths = [it.workspace.base.nodes.path_of(node_id) for it in (before, after)]
@@ -268,7 +272,8 @@ async def cells_of_chunks(
         )
     _check_grid(before, old_path, "Look at its chunks.")
     old, new = await gather(_open(before, old_path), _open(after, path))
-    async for cells in _cells(_Pair(after.snapshot_id, path, node_id, old, new, new.shape, coords)):
+    pair = _Pair(after.workspace.base.id, path, node_id, old, new, new.shape, coords)
+    async for cells in _cells(pair):
         if len(cells):
             yield cells
 
@@ -278,8 +283,8 @@ def _means_the_same(one: bytes | None, other: bytes | None) -> bool:
 
 
 async def value_diffs(
-    before: Session,
-    after: Session,
+    before: IcechunkStore,
+    after: IcechunkStore,
     changes: AsyncIterator[Change],
     paths: Collection[str] | None,
     see: Callable[[tuple[int, ...], CellChanges], None] | None = None,
@@ -310,7 +315,10 @@ def _steps(cells: CellChanges) -> npt.NDArray[np.float64] | None:
 
 
 async def _pairs(
-    before: Session, after: Session, changes: AsyncIterator[Change], paths: Collection[str] | None
+    before: IcechunkStore,
+    after: IcechunkStore,
+    changes: AsyncIterator[Change],
+    paths: Collection[str] | None,
 ) -> AsyncGenerator[_Pair]:
     """Open the arrays that a feed is about, on both sides, once for each batch of chunks."""
     tops = None if paths is None else check_selection(paths)
@@ -337,7 +345,8 @@ async def _pairs(
         if _comparable(old, new):
             sizes = zip(old.shape, new.shape, strict=True)
             shape = tuple(min(pair) for pair in sizes)
-            yield _Pair(after.snapshot_id, change.path, change.node_id, old, new, shape, coords)
+            at = after.workspace.base.id
+            yield _Pair(at, change.path, change.node_id, old, new, shape, coords)
 
 
 def _comparable(old: AsyncArray[Any], new: AsyncArray[Any]) -> bool:
@@ -346,9 +355,9 @@ def _comparable(old: AsyncArray[Any], new: AsyncArray[Any]) -> bool:
     return old.ndim == new.ndim and (old.dtype == new.dtype or numbers)
 
 
-async def _open(session: Session, path: str) -> AsyncArray[Any]:
+async def _open(store: IcechunkStore, path: str) -> AsyncArray[Any]:
     return await za.open_array(  # pyright: ignore[reportUnknownMemberType]
-        store=session.store, path=path.strip("/"), mode="r"
+        store=store, path=path.strip("/"), mode="r"
     )
 
 
@@ -434,9 +443,9 @@ def _boxes(pair: _Pair) -> Iterator[tuple[slice, ...]]:
             yield box
 
 
-def _check_grid(session: Session, path: str, advice: str) -> None:
+def _check_grid(store: IcechunkStore, path: str, advice: str) -> None:
     """Refuse an array that is damaged, or not regular, before Zarr does with another advice."""
-    node = session.workspace.array(path)
+    node = store.workspace.array(path)
     assert node.array is not None
     name = array_members(node.user_data, path, len(node.array.dimensions))["chunk_grid"]["name"]
     if name != "regular":
@@ -483,7 +492,7 @@ def _rows(cells: CellChanges, rows: slice) -> CellChanges:
 
 
 async def cells_of_feed(
-    before: Session, after: Session, changes: AsyncIterator[Change], batch_size: int
+    before: IcechunkStore, after: IcechunkStore, changes: AsyncIterator[Change], batch_size: int
 ) -> AsyncGenerator[NodeChange | CellChanges]:
     """Iterate over a feed, whose nodes come first, with cells in place of chunks.
 
@@ -512,8 +521,8 @@ async def cells_of_feed(
 class _CellFeed:
     """Finds out which chunks must be compared to know every cell of a feed."""
 
-    def __init__(self, before: Session, after: Session) -> None:
-        """Compare what two sessions read."""
+    def __init__(self, before: IcechunkStore, after: IcechunkStore) -> None:
+        """Compare what two stores read."""
         self._before, self._after = before, after
         self._told: set[NodeId] = set()
         """Arrays that were compared as a whole."""
@@ -536,7 +545,7 @@ class _CellFeed:
         assert old is not None  # since it has another document now
         if not _comparable(old, new):
             self._told.add(change.node_id)
-            async for coords in self._after.chunk_coordinates(change.path):
+            async for coords in chunk_coordinates(self._after.workspace, change.path):
                 yield self._pair(change, None, new, coords)
         elif not same:
             self._told.add(change.node_id)
@@ -548,7 +557,7 @@ class _CellFeed:
             edges = {at: was // size for at, (was, now, size) in axes if was < now and was % size}
             if edges:
                 self._edges[change.node_id] = edges
-                async for coords in self._after.chunk_coordinates(change.path):
+                async for coords in chunk_coordinates(self._after.workspace, change.path):
                     yield self._pair(change, old, new, coords[_at_edges(coords, edges)])
 
     async def of_chunks(self, change: ChunkChanges) -> AsyncGenerator[_Pair]:
@@ -581,7 +590,7 @@ class _CellFeed:
         new: AsyncArray[Any],
         coords: npt.NDArray[np.uint32] | None,
     ) -> _Pair:
-        snapshot_id = self._after.snapshot_id
+        snapshot_id = self._after.workspace.base.id
         return _Pair(snapshot_id, change.path, change.node_id, old, new, new.shape, coords)
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import zarr
-from anyio import fail_after, from_thread, to_thread
 
 from icechunk_async import sync
 from icechunk_async.proposals import ProposalState
-from icechunk_async.sync.versions import Check, native_hook
+from icechunk_async.sync.versions import Check
 from tests.helpers import memory_url
 
 if TYPE_CHECKING:
@@ -131,17 +130,6 @@ def test_a_merge_is_settled_by_hand(repository: sync.Repository) -> None:
     kept = repository.begin_merge("side")
     kept.keep_branch()
     assert kept.conflicts == ()
-
-
-async def test_plain_functions_wait_for_no_other() -> None:
-    """They wait for work that is done in threads, and could take all that there are."""
-    to_thread.current_default_thread_limiter().total_tokens = 1
-
-    def work(_: object) -> None:
-        from_thread.run(to_thread.run_sync, lambda: None)
-
-    with fail_after(240):
-        await native_hook(work)(cast("CommitEvent", None))
 
 
 def test_plain_functions_are_told_of_commits() -> None:

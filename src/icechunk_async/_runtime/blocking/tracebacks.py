@@ -37,7 +37,7 @@ _LIBRARIES: Final = sys.stdlib_module_names | {
     *("adlfs", "aiobotocore", "aiohappyeyeballs", "aiohttp", "azure", "botocore", "fsspec"),
     *("gcsfs", "google", "obstore", "opentelemetry", "requests", "urllib3"),
     *("aiofiles", "anyio", "flatbuffers", "msgpack", "numcodecs", "numpy", "tenacity"),
-    *("virtualizarr", "xarray", "yaml", "zarr", "zstandard"),
+    *("typing_extensions", "virtualizarr", "xarray", "yaml", "zarr", "zstandard"),
 }
 """Packages whose frames are not the caller's: those that call us, or that we call.
 

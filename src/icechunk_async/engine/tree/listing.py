@@ -35,6 +35,7 @@ __all__ = [
     "Batches",
     "ChunkBatch",
     "ChunkType",
+    "chunk_coordinates",
     "chunk_type",
     "known_chunk_type",
     "node_id",
@@ -122,6 +123,13 @@ class Batches[T](AsyncIterator[T]):
         """End the iteration."""
         self._state = None
         self._loaded.clear()
+
+
+def chunk_coordinates(
+    workspace: Workspace, path: str, batch_size: int = 1000
+) -> Batches[npt.NDArray[np.uint32]]:
+    """Iterate over the coordinates of the chunks of an array; see `Session.chunk_coordinates`."""
+    return Batches(workspace, path, batch_size, lambda refs: refs.coords.copy())
 
 
 @dataclass(frozen=True, slots=True)

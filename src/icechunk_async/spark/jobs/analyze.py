@@ -82,7 +82,7 @@ def analyze(
         # Once: tasks and the end go by the id, wherever the branch is by then.
         session = await opened.readonly_session(ref=ref)
         plan = _Plan(str(session.snapshot_id))
-        plan.unknown = [it async for it in lacking(session, paths, plan.tally) if len(it)]
+        plan.unknown = [it async for it in lacking(session.store, paths, plan.tally) if len(it)]
         return plan
 
     plan = shared.ask(begin)
@@ -103,7 +103,7 @@ def analyze(
         session = await opened.readonly_session(snapshot_id=plan.snapshot_id)
         # Tasks stored an object each. Joined, a query reads one for an array; the small ones go.
         for path in {it.path: None for it in plan.unknown}:
-            await drop(opened.engine, await join_objects(session, path))
+            await drop(opened.engine, await join_objects(session.store, path))
         return tally.analysis(session.snapshot_id)
 
     return reported(spark, shared.ask(finish), table, "messages")
@@ -139,7 +139,7 @@ async def _measure(
     rows: list[tuple[Any, ...]] = []
     for unknown in arrays:
         tally = Tally()
-        await measure_chunks(session, unknown, tally)
+        await measure_chunks(session.store, unknown, tally)
         messages = tally.unreadable
         row = (unknown.path, tally.chunks, tally.bytes_read, len(messages), pickle.dumps(messages))
         rows.append(row)

@@ -428,7 +428,7 @@ def _plan_aggregate(options: ReadOptions, asked: _Asked) -> _AggregateResult:
 
     async def check(repository: Repository) -> Meaning:
         session = await repository.readonly_session(snapshot_id=pinned.snapshot_id)
-        array = await QueriedArray.open(session, check_path(f"/{asked.array.strip('/')}"))
+        array = await QueriedArray.open(session.store, check_path(f"/{asked.array.strip('/')}"))
         check_function(asked.function, array.meaning)
         return array.meaning
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.statistics import Rows
-    from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.measuring import AggregateFunction
+    from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["Aggregate", "aggregate", "gathered"]
 
@@ -56,7 +56,7 @@ class Aggregate:
 
 
 async def aggregate(
-    session: AnySession,
+    store: IcechunkStore,
     path: str,
     function: AggregateFunction,
     where: str | None,
@@ -64,7 +64,7 @@ async def aggregate(
 ) -> Aggregate:
     """Return an aggregate of an array's values; see `Session.aggregate`."""
     with telemetry.span("aggregate"):
-        plan = await planned(session, path, where, region)
+        plan = await planned(store, path, where, region)
         check_function(function, plan.target.meaning)
         # Bounds of text are cut after 32 bytes, so chunks with known statistics may have to be read
         # as well.
@@ -72,7 +72,7 @@ async def aggregate(
         if is_whole_text(function, plan.target.meaning):
             every = np.arange(len(plan))
             texts.append(ExtremeTexts([every], len(plan), least=function == "min"))
-        rows, reads = await gathered(session, plan, texts)
+        rows, reads = await gathered(store, plan, texts)
         text = texts[0].found[0] if texts else None
         value, count = summary(function, plan.target.meaning, rows, text)
     lengths = plan.lengths()
@@ -88,12 +88,12 @@ async def aggregate(
 
 
 async def gathered(
-    session: AnySession, plan: Plan, texts: Sequence[ExtremeTexts] = ()
+    store: IcechunkStore, plan: Plan, texts: Sequence[ExtremeTexts] = ()
 ) -> tuple[Rows, npt.NDArray[np.int64]]:
     """Return the statistics of the cells of each chunk that count, and which chunks were read.
 
     Args:
-        session: where the array is.
+        store: where the array is.
         plan: its chunks.
         texts: texts to find, which chunks may have to be read for.
     """
@@ -102,13 +102,13 @@ async def gathered(
     # rest is read. Which chunk is of which kind changes the cost, never the result.
     known = whole.copy()
     for it in texts:
-        known &= await session.workspace.assets.compute(
+        known &= await store.workspace.assets.compute(
             partial(it.settled, statistics, whole), size_bytes=len(plan) * _BYTES_A_CHUNK
         )
     excluded = plan.excluded
     reads = np.flatnonzero(~known & ~excluded)
     found = await bounded_map(
-        lambda at: _measured(session, plan, at, texts),
+        lambda at: _measured(store, plan, at, texts),
         reads.tolist(),
         limit=chunks_at_once(*plan.arrays_read),
     )
@@ -121,7 +121,7 @@ async def gathered(
 
 
 async def _measured(
-    session: AnySession, plan: Plan, at: int, texts: Sequence[ExtremeTexts]
+    store: IcechunkStore, plan: Plan, at: int, texts: Sequence[ExtremeTexts]
 ) -> Rows:
     """Return the statistics of the cells of a chunk that count."""
     box = plan.box(at)
@@ -132,7 +132,7 @@ async def _measured(
         for it in texts:
             it.add(at, low, high)
 
-    return await session.workspace.assets.compute(
+    return await store.workspace.assets.compute(
         lambda: measure(plan.target.meaning, numbers, chosen, take),
         size_bytes=numbers.nbytes,
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.format.ids import SnapshotId, StatisticsId
     from icechunk_async.format.statistics import Keys, Rows
-    from icechunk_async.session import Session
+    from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = [
     "Analysis",
@@ -126,7 +126,7 @@ def chunks_at_once(*arrays: QueriedArray) -> int:
 
 
 async def analyze(
-    session: Session,
+    store: IcechunkStore,
     paths: Collection[str] | None,
     progress: ProgressCallback | None = None,
 ) -> tuple[Analysis, list[StatisticsId]]:
@@ -138,33 +138,33 @@ async def analyze(
     tally = Tally()
     superseded: list[StatisticsId] = []
     with telemetry.span("analyze"):
-        async for unknown in lacking(session, paths, tally):
-            await measure_chunks(session, unknown, tally, progress)
-            superseded += await join_objects(session, unknown.path)
-    return tally.analysis(session.snapshot_id), superseded
+        async for unknown in lacking(store, paths, tally):
+            await measure_chunks(store, unknown, tally, progress)
+            superseded += await join_objects(store, unknown.path)
+    return tally.analysis(store.workspace.base.id), superseded
 
 
 async def lacking(
-    session: Session, paths: Collection[str] | None, tally: Tally
+    store: IcechunkStore, paths: Collection[str] | None, tally: Tally
 ) -> AsyncGenerator[Unknown]:
     """Yield the chunks without statistics of each array that can have them, and count the others.
 
     Cost: as `QueriedArray.known_chunks`, one array at a time.
     """
     tops = None if paths is None else check_selection(paths)
-    nodes = session.workspace.base.nodes
+    nodes = store.workspace.base.nodes
     for path in list(nodes.below("/")):
         if tops is not None and not any(is_within(path, top) for top in tops):
             continue
         if nodes[path].array is None:
             continue
         try:
-            owner = await QueriedArray.open(session, path)
+            owner = await QueriedArray.open(store, path)
         except (InvalidInputError, FormatError) as error:  # others can be analyzed all the same
             tally.left_out.append(str(error))
             continue
         tally.arrays += 1
-        chunks = await owner.known_chunks(session)
+        chunks = await owner.known_chunks(store)
         tally.known += int(np.count_nonzero(chunks.places >= 0))
         # Chunks without a key stay unknown: nothing tells whether their bytes are still the same,
         # as with a virtual chunk that has no guard.
@@ -174,7 +174,7 @@ async def lacking(
 
 
 async def measure_chunks(
-    session: Session, unknown: Unknown, tally: Tally, progress: ProgressCallback | None = None
+    store: IcechunkStore, unknown: Unknown, tally: Tally, progress: ProgressCallback | None = None
 ) -> None:
     """Read chunks, and store their statistics; those that cannot be read stay unknown.
 
@@ -183,49 +183,49 @@ async def measure_chunks(
     if not len(unknown):
         return
     work = _Work(
-        session, await QueriedArray.open(session, unknown.path), tally, progress or no_progress
+        store, await QueriedArray.open(store, unknown.path), tally, progress or no_progress
     )
     for start in range(0, len(unknown), _ROWS):
         await work.run(unknown.part(start, start + _ROWS))
 
 
-async def join_objects(session: Session, path: str) -> list[StatisticsId]:
+async def join_objects(store: IcechunkStore, path: str) -> list[StatisticsId]:
     """Store the statistics in many objects of an array as one, since a query reads each.
 
     Returns:
         The objects that are not needed any more.
     """
-    files = session.workspace.assets.statistics
-    before = await files.find(session.workspace.array(path).id)
+    files = store.workspace.assets.statistics
+    before = await files.find(store.workspace.array(path).id)
     if len(before) <= _MOST_OBJECTS:
         return []
-    owner = await QueriedArray.open(session, path)
-    chunks = await owner.known_chunks(session)
+    owner = await QueriedArray.open(store, path)
+    chunks = await owner.known_chunks(store)
     table = chunks.table
     used = np.unique(chunks.places[chunks.places >= 0])
     # Rows of old snapshots are worth keeping, since those may be queried as well.
     if len(table) > 2 * len(used):  # most are of chunks that are gone
         table = table[used]
     if len(table):
-        await _put(session, owner, table)
+        await _put(store, owner, table)
     # These alone may be deleted: what is needed of their rows is in the object that was stored now.
     # Another process may have stored more since they were listed.
     return before
 
 
-async def _put(session: Session, owner: QueriedArray, rows: Rows) -> None:
+async def _put(store: IcechunkStore, owner: QueriedArray, rows: Rows) -> None:
     meaning = owner.meaning
     statistics = ChunkStatistics(meaning.digest, meaning.kind, rows)
-    await session.workspace.assets.statistics.put(owner.node.id, statistics)
+    await store.workspace.assets.statistics.put(owner.node.id, statistics)
 
 
 class _Work:
     """Measuring chunks of one array."""
 
     def __init__(
-        self, session: Session, owner: QueriedArray, tally: Tally, progress: ProgressCallback
+        self, store: IcechunkStore, owner: QueriedArray, tally: Tally, progress: ProgressCallback
     ) -> None:
-        self._session = session
+        self._store = store
         self._owner = owner
         self._tally = tally
         self._progress = progress
@@ -239,7 +239,7 @@ class _Work:
         )
         rows = joined([it for it in found if it is not None], self._owner.meaning.kind)
         if len(rows):
-            await _put(self._session, self._owner, rows)
+            await _put(self._store, self._owner, rows)
 
     async def _measure(self, unknown: Unknown, row: int) -> Rows | None:
         owner, coords = self._owner, unknown.coords[row : row + 1]
@@ -251,7 +251,7 @@ class _Work:
         except (FormatError, VirtualChunkError) as error:
             self._tally.unreadable.append(f"A chunk of {owner.path!r}: {error}")
             return None
-        found = await self._session.workspace.assets.compute(
+        found = await self._store.workspace.assets.compute(
             lambda: measure(owner.meaning, numbers), size_bytes=numbers.nbytes
         )
         # The key was made of the references when the chunks were listed, so the bytes that were

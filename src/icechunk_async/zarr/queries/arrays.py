@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.snapshot import Node
     from icechunk_async.format.statistics import Keys, Rows
-    from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.meaning import Mask, Meaning, Numbers
+    from icechunk_async.zarr.store import IcechunkStore
 
     type Box = tuple[slice, ...]
     type Coords = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ class QueriedArray:
     """Cells along each axis of what is stored as one chunk: of a shard, if there are such."""
 
     @classmethod
-    async def open(cls, session: AnySession, path: str) -> Self:
+    async def open(cls, store: IcechunkStore, path: str) -> Self:
         """Open an array.
 
         Raises:
@@ -57,7 +57,7 @@ class QueriedArray:
             InvalidInputError: its grid is not regular, or its values cannot be queried.
             FormatError: its metadata document is damaged.
         """
-        node = session.workspace.array(path)
+        node = store.workspace.array(path)
         assert node.array is not None
         rank = len(node.array.dimensions)
         grid = array_members(node.user_data, path, rank)["chunk_grid"]["name"]
@@ -71,7 +71,7 @@ class QueriedArray:
                 f"Values of {path!r} cannot be queried: its grid has {math.prod(node.array.grid)} "
                 f"chunks, and at most {_MOST_CHUNKS} can be told apart."
             )
-        array = await _opened(session, path)
+        array = await _opened(store, path)
         meaning = meaning_of(path, bytes(node.user_data), np.dtype(array.dtype))
         return cls(node, meaning, array, array.chunks if array.shards is None else array.shards)
 
@@ -113,13 +113,13 @@ class QueriedArray:
             ) from error
         return self.meaning.numbers_of(values).reshape(_shape(box))
 
-    async def known_chunks(self, session: AnySession) -> KnownChunks:
+    async def known_chunks(self, store: IcechunkStore) -> KnownChunks:
         """Return its chunks, with the statistics of those that have any.
 
         Cost: one request for each manifest that is not cached, a listing, and one request for each
         object with statistics that is not cached. Memory in proportion to the chunks.
         """
-        workspace = session.workspace
+        workspace = store.workspace
         files = workspace.assets.statistics
         # The listing of statistics does not depend on the manifests.
         refs, ids = await gather(workspace.all_refs(self.path), files.find(self.node.id))
@@ -127,10 +127,10 @@ class QueriedArray:
         return KnownChunks.of(self, refs, table)
 
 
-async def _opened(session: AnySession, path: str) -> AsyncArray[Any]:
+async def _opened(store: IcechunkStore, path: str) -> AsyncArray[Any]:
     try:
         return await za.open_array(  # pyright: ignore[reportUnknownMemberType]
-            store=session.store, path=path.strip("/"), mode="r"
+            store=store, path=path.strip("/"), mode="r"
         )
     except IcechunkError:
         raise

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.statistics import Rows
-    from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.arrays import Box
     from icechunk_async.zarr.queries.meaning import Meaning
     from icechunk_async.zarr.queries.planning import Plan
+    from icechunk_async.zarr.store import IcechunkStore
 
     type Values = npt.NDArray[Any]
     type Groups = list[npt.NDArray[np.int64]]
@@ -108,7 +108,7 @@ class Question:
 
 
 async def described(
-    session: AnySession,
+    store: IcechunkStore,
     path: str,
     functions: Sequence[str],
     where: str | None,
@@ -123,12 +123,12 @@ async def described(
 
     Cost: metadata that the session knows; nothing is read.
     """
-    array = await QueriedArray.open(session, check_path(path))
+    array = await QueriedArray.open(store, check_path(path))
     if not functions:
         raise InvalidInputError("No aggregate is named. Name at least one, such as 'max'.")
     for it in functions:
         check_function(it, array.meaning)
-    await check_conditions(session, array, where)
+    await check_conditions(store, array, where)
     axes = _axes_of(array, dims)
     shape = tuple(-(-array.shape[axis] // array.chunks[axis]) for axis in axes)
     if math.prod(shape) > _MOST_ANSWERS:
@@ -195,11 +195,11 @@ def _dtype(function: str, meaning: Meaning, *, may_miss: bool) -> np.dtype[Any]:
             return np.dtype(np.float64)
 
 
-async def answered(session: AnySession, question: Question, part: Box) -> dict[str, Values]:
+async def answered(store: IcechunkStore, question: Question, part: Box) -> dict[str, Values]:
     """Return the aggregates, and what they cost, of some chunks along the axes that stay.
 
     Args:
-        session: where the array is.
+        store: where the array is.
         question: what `described` returned for it.
         part: chunks along each of the axes that stay, at least one.
 
@@ -211,7 +211,7 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
     Cost: as `Session.aggregate`, once for all.
     """
     with telemetry.span("aggregate"):
-        plan = await planned(session, question.path, question.where, question.region(part))
+        plan = await planned(store, question.path, question.where, question.region(part))
         # The types, the chunks and the number of answers were taken from that document.
         if bytes(plan.target.node.user_data) != question.document:
             raise InvalidInputError(
@@ -231,9 +231,9 @@ async def answered(session: AnySession, question: Question, part: Box) -> dict[s
             }
 
         count = math.prod(shape) * len(question.names)
-        compute = partial(session.workspace.assets.compute, size_bytes=count * _BYTES_AN_ANSWER)
+        compute = partial(store.workspace.assets.compute, size_bytes=count * _BYTES_AN_ANSWER)
         groups, texts = await compute(begun)
-        rows, reads = await gathered(session, plan, list(texts.values()))
+        rows, reads = await gathered(store, plan, list(texts.values()))
 
         def values() -> dict[str, Values]:
             found = _costs(plan, groups, reads)

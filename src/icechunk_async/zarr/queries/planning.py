@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.statistics import Rows
-    from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.arrays import Box, Coords, KnownChunks
     from icechunk_async.zarr.queries.conditions import Condition
     from icechunk_async.zarr.queries.meaning import Mask, Numbers
     from icechunk_async.zarr.queries.predicates import Tree, Where
+    from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["Plan", "check_conditions", "planned"]
 
@@ -219,12 +219,12 @@ def _touched(variable: _Variable, plan: Plan, reads: npt.NDArray[np.int64]) -> C
 
 
 async def planned(
-    session: AnySession, path: str, where: str | None, region: Sequence[slice] | None
+    store: IcechunkStore, path: str, where: str | None, region: Sequence[slice] | None
 ) -> Plan:
     """Plan a query of an array.
 
     Args:
-        session: where the array is.
+        store: where the array is.
         path: the array.
         where: conditions on it and on arrays of the same group along its dimensions; None for none.
         region: a slice for each of the first axes; None for the whole array.
@@ -236,11 +236,11 @@ async def planned(
     Cost: for each array named, its manifests and statistics; for coordinates, their chunks.
     """
     path = check_path(path)
-    target = await QueriedArray.open(session, path)
+    target = await QueriedArray.open(store, path)
     box = checked_region(target, region)
     coords = _coords(target, box)
-    known = await target.known_chunks(session)
-    variables, tests = await _tests(session, target, known, box, where)
+    known = await target.known_chunks(store)
+    variables, tests = await _tests(store, target, known, box, where)
     excluded = np.zeros(len(coords), bool)
     included = np.ones(len(coords), bool)
     if tests is not None:
@@ -293,7 +293,7 @@ def _coords(target: QueriedArray, box: Box) -> Coords:
 
 
 async def _tests(
-    session: AnySession, target: QueriedArray, known: KnownChunks, box: Box, where: str | None
+    store: IcechunkStore, target: QueriedArray, known: KnownChunks, box: Box, where: str | None
 ) -> tuple[list[_Variable], Tree[_Test] | None]:
     """Find the chunks of the arrays that conditions are about, and read coordinates."""
     found: dict[str, _Variable] = {}
@@ -301,7 +301,7 @@ async def _tests(
 
     async def prepare(it: tuple[str, _Opened]) -> None:
         name, (array, axes) = it
-        own = known if array is target else await array.known_chunks(session)
+        own = known if array is target else await array.known_chunks(store)
         found[name] = _Variable(array, axes, own)
         # A coordinate is read once and decides whole rows of chunks. One that is too long for
         # memory is read with each chunk, as other arrays are.
@@ -310,7 +310,7 @@ async def _tests(
         if len(axes) == 1 and array is not target and array.shape[0] <= most:
             found[name], lines[name] = await _read_line(found[name], box)
 
-    opened, asked = await _opened(session, target, where)
+    opened, asked = await _opened(store, target, where)
     await bounded_map(prepare, opened.items(), limit=_ARRAYS_AT_ONCE)
 
     def test(it: _Asked) -> _Test:
@@ -335,13 +335,13 @@ class _Asked:
     conditions: Tree[Condition]
 
 
-async def check_conditions(session: AnySession, target: QueriedArray, where: str | None) -> None:
+async def check_conditions(store: IcechunkStore, target: QueriedArray, where: str | None) -> None:
     """Raise InvalidInputError unless conditions can be asked of an array. Nothing is read."""
-    await _opened(session, target, where)
+    await _opened(store, target, where)
 
 
 async def _opened(
-    session: AnySession, target: QueriedArray, where: str | None
+    store: IcechunkStore, target: QueriedArray, where: str | None
 ) -> tuple[dict[str, _Opened], Tree[_Asked] | None]:
     """Open the arrays that conditions are about, and return the conditions on each."""
     parsed = () if where is None else parse_where(where, "The condition")
@@ -354,7 +354,7 @@ async def _opened(
         array = target
         if path != target.path:
             try:
-                array = await QueriedArray.open(session, path)
+                array = await QueriedArray.open(store, path)
             except NodeNotFoundError:
                 raise InvalidInputError(
                     f"A condition is about {name!r}, and there is no array {path!r}. Conditions "

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.session import AnySession
     from icechunk_async.zarr.queries.planning import Plan
+    from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["SelectedCells", "Selection", "select"]
 
@@ -108,7 +108,7 @@ class Selection:
 
 
 async def select(
-    session: AnySession, where: str, group: str, region: Sequence[slice] | None
+    store: IcechunkStore, where: str, group: str, region: Sequence[slice] | None
 ) -> Selection:
     """Return the cells that fulfil conditions; see `Session.where`."""
     group = check_path(group).rstrip("/")
@@ -118,7 +118,7 @@ async def select(
             'There is no condition. Give at least one, such as "t2m > 320 and lat > 60".'
         )
     paths = [f"{group}/{name}" for name in names]
-    nodes = [session.workspace.array(path) for path in paths]
+    nodes = [store.workspace.array(path) for path in paths]
     # Its cells are the answer, and the other arrays are broadcast along its axes.
     ranks = [0 if it.array is None else len(it.array.dimensions) for it in nodes]
-    return Selection(await planned(session, paths[int(np.argmax(ranks))], where, region))
+    return Selection(await planned(store, paths[int(np.argmax(ranks))], where, region))

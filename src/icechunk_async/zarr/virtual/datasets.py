@@ -17,14 +17,12 @@ from zarr.storage import StorePath
 from icechunk_async._runtime import clock
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_path
-from icechunk_async.zarr.store import IcechunkStore
+from icechunk_async.zarr.store import Hierarchy, IcechunkStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from zarr.core.buffer import Buffer
-
-    from icechunk_async.session import Session
 
     type Region = Literal["auto"] | Mapping[str, Literal["auto"] | slice]
 
@@ -40,7 +38,7 @@ class _Store(IcechunkStore):
 
 
 async def write_virtual_dataset(
-    session: Session,
+    session: Hierarchy,
     dataset: Any,
     *,
     group: str = "/",
@@ -56,7 +54,7 @@ async def write_virtual_dataset(
     of references stay where they are, variables that were loaded are copied.
 
     Args:
-        session: a writable session.
+        session: a writable session, or a fork of one.
         dataset: an ``xarray.Dataset`` or ``xarray.DataTree``.
         group: path of the group that it becomes.
         mode: ``"w-"`` refuses a group that exists, ``"w"`` replaces it, ``"a"`` adds to it. None

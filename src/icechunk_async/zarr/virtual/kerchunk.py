@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.format.snapshot import ArrayData
-    from icechunk_async.session import Session
+    from icechunk_async.zarr.store import Hierarchy
 
 __all__ = [
     "ArrayReferences",
@@ -318,7 +318,7 @@ _AT_ONCE: Final = 32
 
 
 async def write_kerchunk_references(
-    session: Session,
+    session: Hierarchy,
     references: Mapping[str, Any] | str | bytes,
     *,
     path: str = "/",
@@ -332,7 +332,7 @@ async def write_kerchunk_references(
     plain names are filled in.
 
     Args:
-        session: a writable session.
+        session: a writable session, or a fork of one.
         references: version 0 or 1, as a mapping or JSON; for each chunk text, ``[url]`` or
             ``[url, offset, length]``. URLs are those of fsspec: for files absolute paths.
         path: group below which the hierarchy is put; made where it is missing.

@@ -299,6 +299,7 @@ def test_every_package_that_storages_need_is_left_out() -> None:
         "google-crc32c": "google",
         "opentelemetry-api": "opentelemetry",
         "pyyaml": "yaml",
+        "typing-extensions": "typing_extensions",
     }
     packages = {it.partition(">=")[0] for it in needed}
     assert {named.get(it, it) for it in packages} <= tracebacks._LIBRARIES  # pyright: ignore[reportPrivateUsage]

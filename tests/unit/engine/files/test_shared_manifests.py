@@ -59,7 +59,7 @@ async def storage() -> AsyncGenerator[LatencyStorage]:
 
 
 def _weight(store: IcechunkStore) -> int:
-    return store.session.workspace.assets.manifests._cache._weight
+    return store.workspace.assets.manifests._cache._weight
 
 
 @pytest.mark.parametrize("blocking", [False, True])

@@ -245,7 +245,7 @@ async def test_diffs_keep_nothing_of_chunks_but_the_first_cells() -> None:
         after = await repository.readonly_session("main")
         bases = (it.workspace.base for it in (before, after))
         changes = changes_between(repository.engine, *bases)
-        found = await value_diffs(before, after, changes, None, see)
+        found = await value_diffs(before.store, after.store, changes, None, see)
     assert [(it.changed, len(it.first)) for it in found] == [(4_000, 10)] * 4
     assert not any(it() is not None for it in seen)
 

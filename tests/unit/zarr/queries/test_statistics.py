@@ -500,7 +500,8 @@ async def test_queries_side_by_side_agree(analyzed: Repository) -> None:
 
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(aggregate(session, "/a", "sum", "a > 4", None)) for _ in range(8)
+            group.create_task(aggregate(session.store, "/a", "sum", "a > 4", None))
+            for _ in range(8)
         ]
         group.create_task(disturb())
     assert {it.result().value for it in tasks} == {56}
