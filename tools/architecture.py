@@ -176,6 +176,12 @@ def draw(house: House, layout: Mapping[str, Any]) -> str:
     """Return the picture as SVG."""
     width, height = layout["size"]
     drawn, up = arrows(house)
+    if up:
+        wrong = ", ".join(f"{user} uses {used}" for user, used in up)
+        raise SystemExit(
+            f"Rooms use others that stand above them in {LAYOUT.name}: {wrong}. Move what they use "
+            "down, or the room."
+        )
     frame = layout["frame"]
     parts = [
         (
@@ -189,9 +195,8 @@ def draw(house: House, layout: Mapping[str, Any]) -> str:
     parts.append(
         f'<text x="{x + 10}" y="{y + 18}" font-size="13" fill="#5b6b7f">{frame["name"]}</text>'
     )
-    leaving, entering = _ports(house, [*drawn, *up])
-    parts += [_arrow(house, pair, leaving, entering, "#51657d") for pair in drawn]
-    parts += [_arrow(house, pair, leaving, entering, "#c62828") for pair in up]
+    leaving, entering = _ports(house, drawn)
+    parts += [_arrow(house, pair, leaving, entering) for pair in drawn]
     for room in house.rooms.values():
         x, y, w, h = room.box
         fill = "#eef0f2" if room.name == _FOUNDATION else "#ffffff"
@@ -257,7 +262,7 @@ def _middle(room: Room) -> float:
     return room.box[0] + room.box[2] / 2
 
 
-def _arrow(house: House, pair: tuple[str, str], leaving: Ports, entering: Ports, color: str) -> str:
+def _arrow(house: House, pair: tuple[str, str], leaving: Ports, entering: Ports) -> str:
     (x1, y1), (x2, y2) = leaving[pair], entering[pair]
     if house.rooms[pair[0]].box[1] == house.rooms[pair[1]].box[1]:
         sign = 1 if x2 > x1 else -1
@@ -271,8 +276,8 @@ def _arrow(house: House, pair: tuple[str, str], leaving: Ports, entering: Ports,
         )
         head = f"{x2:g},{y2:g} {x2 - 4.5:g},{y2 - 9 * sign:g} {x2 + 4.5:g},{y2 - 9 * sign:g}"
     return (
-        f'<path d="{line}" fill="none" stroke="{color}" stroke-width="1.4"/>'
-        f'<polygon points="{head}" fill="{color}"/>'
+        f'<path d="{line}" fill="none" stroke="#51657d" stroke-width="1.4"/>'
+        f'<polygon points="{head}" fill="#51657d"/>'
     )
 
 

@@ -47,7 +47,7 @@ def test_imports_inside_functions_and_for_types_count(tmp_path: Path) -> None:
 
 
 def test_an_arrow_is_left_out_where_others_lead_the_same_way() -> None:
-    """Arrows to the foundation are left out too; an arrow upwards is an exception."""
+    """Arrows to the foundation are left out too."""
     house = _house(
         _module("top/a", "middle/b", "low/c", "_runtime/d"),
         _module("middle/b", "low/c"),
@@ -55,6 +55,13 @@ def test_an_arrow_is_left_out_where_others_lead_the_same_way() -> None:
         _module("_runtime/d"),
     )
     assert architecture.arrows(house) == ([("middle", "low"), ("top", "middle")], [("low", "top")])
+
+
+def test_no_picture_is_drawn_of_a_room_that_uses_one_above_it() -> None:
+    """The error names both."""
+    house = _house(_module("top/a"), _module("middle/b"), _module("low/c", "top/a"))
+    with pytest.raises(SystemExit, match="low uses top"):
+        architecture.draw(house, {"size": [1, 1]})
 
 
 def test_a_module_belongs_to_the_most_specific_room() -> None:
