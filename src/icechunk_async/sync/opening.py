@@ -274,7 +274,7 @@ class Source:
             return []
         from icechunk_async._runtime.blocking.functions import unblocked  # noqa: PLC0415 -- for hooks
 
-        # What is no function goes to the native library as it is: that refuses it.
+        # The native library refuses what is no function.
         given: tuple[Any, ...] = tuple(self.after_commit)
         return [unblocked(it) if callable(it) else it for it in given]
 

@@ -96,7 +96,7 @@ def _same(native: Callable[..., Coroutine[Any, Any, object]], *, writes: bool = 
 
 
 class _Held(Protocol):
-    """What a store needs of a session."""
+    """The part of a session that a store needs."""
 
     handle: SessionHandle
 

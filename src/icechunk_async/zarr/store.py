@@ -80,7 +80,7 @@ _CONCURRENT_WRITES = 64
 
 
 class Hierarchy(Protocol):
-    """What a store needs of a session or a fork."""
+    """The part of a session, or of a fork, that a store needs."""
 
     @property
     def workspace(self) -> Workspace:
@@ -93,8 +93,8 @@ class Hierarchy(Protocol):
         ...
 
 
-# Sessions have stores. So that the store knows nothing of sessions, whoever makes it says which
-# class its session is of. Annotations that do not say it, `store: IcechunkStore`, stay valid.
+# Sessions have stores. So that the store knows nothing of sessions, the caller says which class its
+# session is of. Annotations that do not say it, `store: IcechunkStore`, stay valid.
 S_co = TypeVar("S_co", bound=Hierarchy, covariant=True, default=Any)
 
 
