@@ -150,7 +150,8 @@ def arrows(house: House) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
             if used == _FOUNDATION:
                 continue
             # Of two rooms side by side that use each other, the rarer direction is the exception.
-            is_rarer = house.is_downward(used, user) and house.uses[used][user] > counts[used]
+            back = house.uses.get(used, Counter())[user]
+            is_rarer = house.is_downward(used, user) and back > counts[used]
             if is_rarer or not house.is_downward(user, used):
                 up.append((user, used))
             else:
