@@ -24,8 +24,8 @@ from icechunk_async.format.repo_info import (
     log_columns,
     log_writing,
     snapshot_columns,
-    snapshot_table,
     snapshot_writing,
+    snapshots,
 )
 from tests.helpers import array_document, counted_calls, read, write
 
@@ -53,12 +53,12 @@ class Counted:
 def counted_entries() -> Generator[Counted]:
     """Count the entries that are decoded and encoded."""
     counted = Counted()
-    entries = snapshot_table.SnapshotTable
+    entries = snapshots.SnapshotTable
     decode, some = entries._decode, snapshot_columns.SnapshotColumns.some
     one, many = operations_log.decode_update, log_columns.decode_updates
     encode, encode_many = snapshot_writing._encode, log_writing.encode_updates
 
-    def decoded(self: snapshot_table.SnapshotTable, row: int) -> SnapshotInfo:
+    def decoded(self: snapshots.SnapshotTable, row: int) -> SnapshotInfo:
         counted.decoded += 1
         return decode(self, row)
 

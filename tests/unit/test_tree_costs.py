@@ -26,10 +26,10 @@ from icechunk_async.format.snapshot import (
     Nodes,
     Snapshot,
     decode_snapshot,
-    encode_snapshot,
     table,
     writing,
 )
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from tests.helpers import array_document, counted_calls, group_document, memory_url, read, write
 
 if TYPE_CHECKING:

@@ -26,13 +26,14 @@ from icechunk_async.format.operations_log import NewCommit, Update
 from icechunk_async.format.repo_info import (
     OperationsLog,
     SnapshotInfo,
-    Snapshots,
     decode_repo_info,
     encode_repo_info,
     log_writing,
     snapshot_writing,
 )
-from icechunk_async.format.snapshot import Node, decode_snapshot, encode_snapshot, writing
+from icechunk_async.format.repo_info.snapshots import Snapshots
+from icechunk_async.format.snapshot import Node, decode_snapshot, writing
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
 from tests.unit.format.samples import reading_repo_infos
 

@@ -12,7 +12,8 @@ from icechunk_async.format.envelope import Envelope, FileType, unpack
 from icechunk_async.format.manifest.reading import Manifest, decode_manifest
 from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from icechunk_async.format.repo_info import RepoInfo, decode_repo_info, encode_repo_info
-from icechunk_async.format.snapshot import Nodes, Snapshot, decode_snapshot, encode_snapshot
+from icechunk_async.format.snapshot import Nodes, Snapshot, decode_snapshot
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from icechunk_async.format.transaction_log import (
     TransactionLog,
     decode_transaction_log,

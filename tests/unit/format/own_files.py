@@ -21,8 +21,8 @@ from icechunk_async.format.snapshot import (
     Node,
     Nodes,
     Snapshot,
-    encode_snapshot,
 )
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from icechunk_async.format.transaction_log import Move, TransactionLog, encode_transaction_log
 from tests.unit.format.golden_files import GoldenFile
 from tests.unit.format.other_writer import OtherManifest

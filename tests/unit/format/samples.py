@@ -140,7 +140,7 @@ def _plain(ref: ChunkRef | None) -> ChunkRef | None:
 def reading_repo_infos(*, by_columns: bool) -> Generator[None]:
     """Read all lists of repo infos by columns, or table by table as short ones are."""
     rooms = ("flatbuffers.single", "repo_info")
-    modules = ("repo_info.log", "repo_info.snapshots", "repo_info.snapshot_table")
+    modules = ("repo_info.log", "repo_info.snapshots")
     with pytest.MonkeyPatch.context() as patch:
         for name in (*rooms, *modules):
             patch.setattr(f"icechunk_async.format.{name}.columns_pay", lambda _: by_columns)

@@ -26,15 +26,14 @@ from icechunk_async.format.repo_info import (
     OperationsLog,
     RepoInfo,
     SnapshotInfo,
-    Snapshots,
     decode_repo_info,
     encode_repo_info,
     log_writing,
     snapshot_columns,
     snapshot_writing,
 )
-from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 from icechunk_async.format.repo_info.snapshot_writing import _SNAPSHOT, _encode, _Numbering
+from icechunk_async.format.repo_info.snapshots import Snapshots, SnapshotTable
 from tests.helpers import examples
 from tests.unit.format.samples import SNAPSHOT_IDS, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder

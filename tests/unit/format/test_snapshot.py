@@ -20,9 +20,9 @@ from icechunk_async.format.snapshot import (
     Nodes,
     Snapshot,
     decode_snapshot,
-    encode_snapshot,
     with_parent,
 )
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from tests.helpers import counted_calls
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
 from tests.unit.format.wire import Table, root

@@ -14,8 +14,8 @@ from icechunk_async.format.snapshot import (
     ManifestRef,
     Snapshot,
     decode_snapshot,
-    encode_snapshot,
 )
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 

@@ -20,8 +20,8 @@ from icechunk_async.format.snapshot import (
     Nodes,
     Snapshot,
     decode_snapshot,
-    encode_snapshot,
 )
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from tests.unit.format.samples import (
     MANIFEST_IDS,
     NODE_IDS,

@@ -21,9 +21,9 @@ from icechunk_async.format.snapshot import (
     Nodes,
     Snapshot,
     decode_snapshot,
-    encode_snapshot,
     writing,
 )
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from tests.helpers import examples
 from tests.unit.format.samples import PATHS, manifest_id, node_id, snapshot_id
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder

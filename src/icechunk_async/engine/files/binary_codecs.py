@@ -20,7 +20,7 @@ from icechunk_async.format.envelope import (
     with_cut_seconds,
 )
 from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
-from icechunk_async.format.snapshot import decode_snapshot, encode_snapshot
+from icechunk_async.format.snapshot import decode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,6 +66,7 @@ class _Snapshots:
 
     def encode(self, snapshot: Snapshot, parent: Snapshot | None, level: int) -> EncodedSnapshot:
         from icechunk_async.engine.files.layout import EncodedSnapshot  # noqa: PLC0415 -- on use
+        from icechunk_async.format.snapshot.writing import encode_snapshot  # noqa: PLC0415 -- on use
 
         del parent
         payload = encode_snapshot(snapshot, self.spec_version)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async.engine.history.outcomes import read_if_there
-from icechunk_async.engine.history.ref_files.way import REF_FILES_WAY
+from icechunk_async.engine.history.ref_files import REF_FILES_WAY
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info.history import REPO_INFO_WAY
 from icechunk_async.engine.history.way import Creating

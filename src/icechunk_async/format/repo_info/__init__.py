@@ -1,6 +1,6 @@
 """The repo info file: refs, history, status and configuration in one object (spec 2).
 
-`snapshots` and `log` are its long lists. `snapshot_table` finds snapshots in a file, and
+`snapshots` and `log` are its long lists, and a `snapshot_info` is an entry of the first.
 `snapshot_writing` copies those that did not change.
 """
 
@@ -28,7 +28,7 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.metadata import decode_items, items_block, read_each
 from icechunk_async.format.operations_log import decode_status, encode_status
 from icechunk_async.format.repo_info.log import LogTable, OperationsLog
-from icechunk_async.format.repo_info.snapshots import SnapshotInfo, Snapshots
+from icechunk_async.format.repo_info.snapshot_info import SnapshotInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,13 +39,12 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON, RawMetadata
     from icechunk_async.format.operations_log import RepoStatus, Update
     from icechunk_async.format.repo_info.snapshot_columns import Page
-    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
+    from icechunk_async.format.repo_info.snapshots import Snapshots, SnapshotTable
 
 __all__ = [
     "OperationsLog",
     "RepoInfo",
     "SnapshotInfo",
-    "Snapshots",
     "decode_repo_info",
     "encode_repo_info",
 ]
@@ -92,11 +91,18 @@ class RepoInfo:
         Raises:
             FormatError: the parents form a circle.
         """
-        return Snapshots.of(self.snapshots).ancestry(snapshot_id)
+        return self.listed.ancestry(snapshot_id)
 
     def ancestry_pages(self, snapshot_id: SnapshotId, *, whole: bool = False) -> Iterator[Page]:
         """Iterate as `ancestry`, several at a time; ``whole`` if all are wanted."""
-        return Snapshots.of(self.snapshots).ancestry_pages(snapshot_id, whole=whole)
+        return self.listed.ancestry_pages(snapshot_id, whole=whole)
+
+    @property
+    def listed(self) -> Snapshots:
+        """The snapshots, of whatever mapping, to be searched and edited."""
+        from icechunk_async.format.repo_info.snapshots import Snapshots  # noqa: PLC0415 -- on use
+
+        return Snapshots.of(self.snapshots)
 
     def check(self) -> None:
         """Decode all that is decoded only when it is asked for.
@@ -112,7 +118,7 @@ class RepoInfo:
     @property
     def is_light(self) -> bool:
         """Whether so little lies on top of the file that it would not pay to read a newer one."""
-        return Snapshots.of(self.snapshots).is_light and OperationsLog.of(self.updates).is_light
+        return self.listed.is_light and OperationsLog.of(self.updates).is_light
 
 
 def decode_repo_info(envelope: Envelope) -> RepoInfo:
@@ -126,7 +132,7 @@ def decode_repo_info(envelope: Envelope) -> RepoInfo:
 
     Cost: does not depend on the number of snapshots and operations.
     """
-    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable  # noqa: PLC0415 -- loaded when it is used
+    from icechunk_async.format.repo_info.snapshots import Snapshots, SnapshotTable  # noqa: PLC0415 -- on use
 
     root = Reader(envelope.payload).root()
     # The file says its version twice, here and in its header; both must be 2.
@@ -183,7 +189,7 @@ def encode_repo_info(info: RepoInfo) -> bytes | memoryview:
     from icechunk_async.format.repo_info.snapshot_writing import encode_snapshots  # noqa: PLC0415 -- loaded when it is used
 
     # First, since branches and tags name snapshots by their place in the new list.
-    snapshots, place_of = encode_snapshots(Snapshots.of(info.snapshots))
+    snapshots, place_of = encode_snapshots(info.listed)
     return finish_long(
         long_table(
             _ROOT,

@@ -16,7 +16,7 @@ from icechunk_async.format.id_set import format_ids
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.columns import decode_flexbuffers
 from icechunk_async.format.json.metadata import read_items
-from icechunk_async.format.repo_info.snapshots import NO_PARENT, SnapshotInfo, no_such_parent
+from icechunk_async.format.repo_info.snapshot_info import NO_PARENT, SnapshotInfo, no_such_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from icechunk_async.format.flatbuffers.buffer import Bytes, Positions
     from icechunk_async.format.flatbuffers.reading import Tables, Vectors
     from icechunk_async.format.json.metadata import JSON, RawMetadata
-    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 
     type Page = list[SnapshotInfo] | SnapshotPage
     """Some of a history: few entries, or many of a file."""
@@ -161,6 +160,10 @@ class SnapshotColumns:
     def some_ids(self, rows: Sequence[int]) -> list[SnapshotId]:
         """Return the ids of entries."""
         return SnapshotId.many(self.ids[rows].tobytes())
+
+    def id(self, row: int) -> SnapshotId:
+        """Return the id of an entry."""
+        return SnapshotId(self.ids[row].tobytes())
 
     def some_id_texts(self, rows: Sequence[int]) -> list[str]:
         """Return the ids of entries as text."""
@@ -320,15 +323,15 @@ class SnapshotPage(Sequence[SnapshotInfo]):
     Two threads may decode one at once, with equal results.
     """
 
-    def __init__(self, stored: SnapshotTable, rows: list[int], last_parent: int) -> None:
+    def __init__(self, columns: SnapshotColumns, rows: list[int], last_parent: int) -> None:
         """Stand for the entries of some rows, each the parent of the one before.
 
         Args:
-            stored: the file.
+            columns: of the file.
             rows: theirs; at least one.
             last_parent: the row of the parent of the last one; -1 for none.
         """
-        self._stored = stored
+        self._columns = columns
         self._rows = rows
         self._last_parent = last_parent
 
@@ -355,23 +358,23 @@ class SnapshotPage(Sequence[SnapshotInfo]):
 
     @cached_property
     def _tables(self) -> Tables:
-        return self._stored.columns.some_tables(self._rows)
+        return self._columns.some_tables(self._rows)
 
     @cached_property
     def id(self) -> list[SnapshotId]:
         """The id of each."""
-        return self._stored.columns.some_ids(self._rows)
+        return self._columns.some_ids(self._rows)
 
     @cached_property
     def parent_id(self) -> list[SnapshotId | None]:
         """The id of each one's parent; None for none."""
         last = self._last_parent
-        return [*self.id[1:], None if last == NO_PARENT else SnapshotId(self._stored.id(last))]
+        return [*self.id[1:], None if last == NO_PARENT else self._columns.id(last)]
 
     @cached_property
     def id_texts(self) -> list[str]:
         """The id of each as text, all at once; quicker than one by one."""
-        return self._stored.columns.some_id_texts(self._rows)
+        return self._columns.some_id_texts(self._rows)
 
     @cached_property
     def parent_id_texts(self) -> list[str | None]:
@@ -379,7 +382,7 @@ class SnapshotPage(Sequence[SnapshotInfo]):
         # Ids are not decoded for it if only their text was asked for.
         last = self.parent_id[-1] if "parent_id" in self.__dict__ else None
         if last is None and self._last_parent != NO_PARENT:
-            last = SnapshotId(self._stored.id(self._last_parent))
+            last = self._columns.id(self._last_parent)
         return [*self.id_texts[1:], None if last is None else str(last)]
 
     @cached_property

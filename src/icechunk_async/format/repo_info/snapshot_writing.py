@@ -16,7 +16,7 @@ from icechunk_async.format.flatbuffers.splicing import (
     weave,
 )
 from icechunk_async.format.flatbuffers.writing import joined, long_vector
-from icechunk_async.format.repo_info.snapshots import NO_PARENT
+from icechunk_async.format.repo_info.snapshot_info import NO_PARENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from icechunk_async.format.flatbuffers.buffer import Positions
     from icechunk_async.format.flatbuffers.reading import Tables
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
-    from icechunk_async.format.repo_info.snapshots import SnapshotInfo, Snapshots
+    from icechunk_async.format.repo_info.snapshot_info import SnapshotInfo
+    from icechunk_async.format.repo_info.snapshots import Snapshots, SnapshotTable
 
 __all__ = ["encode_snapshots"]
 

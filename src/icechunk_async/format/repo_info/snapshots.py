@@ -2,165 +2,167 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import ItemsView, Mapping, ValuesView
-from dataclasses import field
 from functools import cached_property
 from itertools import chain, repeat
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
-from icechunk_async._runtime.clock import from_us
-from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.blocks import string, structs
 from icechunk_async.format.flatbuffers.checks import FEW, columns_pay
+from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.json.metadata import decode_items, encode_items, items_block
+from icechunk_async.format.json.metadata import read_each
+from icechunk_async.format.repo_info.snapshot_info import NO_PARENT, SnapshotInfo, no_such_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-    from datetime import datetime
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from icechunk_async.format.flatbuffers.blocks import Block
-    from icechunk_async.format.json.metadata import JSON, RawMetadata
-    from icechunk_async.format.repo_info.snapshot_columns import Page, SnapshotPage
-    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
+    from icechunk_async.format.repo_info.snapshot_columns import Page, SnapshotColumns
 
-__all__ = ["BLOCK", "NO_PARENT", "SnapshotInfo", "Snapshots", "no_such_parent"]
+__all__ = ["SnapshotTable", "Snapshots"]
 
-_SPEC: Final = 2
-NO_PARENT: Final = -1
-"""The row of the parent of a root."""
-BLOCK: Final = 1024
+_ID_BYTES: Final = SnapshotId.size_bytes
+_BLOCK: Final = 1024
 """Entries decoded at a time where all are asked for."""
 _FIRST_PAGES: Final = (4, 12, 1024)
 """Entries of a history handed on at a time: most callers stop after a few, which are decoded one by
 one. Others want all, as fast as they come, and each page by columns has fixed costs."""
 _LONGEST_PAGE: Final = 4096
-_NAMES: Final = ("id", "parent_id", "flushed_at", "message")
-_MORE_NAMES: Final = ("raw_metadata", "pruned_ancestor_logs")
-_ALL_NAMES: Final = frozenset({*_NAMES, *_MORE_NAMES})
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SnapshotInfo:
-    """A snapshot's place in history."""
+class SnapshotTable(TableList):
+    """The SnapshotInfo tables of a file.
 
-    id: SnapshotId
-    parent_id: SnapshotId | None
-    """None for a root."""
-    flushed_at: int
-    """Microseconds since the epoch."""
-    message: str
-    raw_metadata: RawMetadata = field(default_factory=tuple[tuple[str, bytes], ...], repr=False)
-    """The commit's properties as stored, so that rewriting the file carries them verbatim."""
-    pruned_ancestor_logs: tuple[SnapshotId, ...] = field(default_factory=tuple[SnapshotId, ...])
-    """Snapshots that expired between this one and its parent; their logs are kept."""
+    A lookup halves the file's list, which is sorted by id; a parent is named by its place in it.
+    """
 
-    @classmethod
-    def on_page(cls, page: SnapshotPage, index: int) -> Self:
-        """Return an entry that is decoded, with all of its page, when it is looked at."""
-        # Past `__init__`, so that fields are missing and `__getattr__` is asked for them.
-        info = object.__new__(cls)
-        info.__dict__["_place"] = page, index
-        return info
-
-    if not TYPE_CHECKING:  # checkers are to see the fields alone
-
-        def __getattr__(self, name: str) -> Any:
-            """Return a field that is not decoded yet."""
-            values = self.__dict__
-            place = values.get("_place")
-            if place is None or name not in _ALL_NAMES:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            page, index = place
-            # In two groups: listings of history want the first, and properties are what costs.
-            for it in _NAMES if name in _NAMES else _MORE_NAMES:
-                values[it] = getattr(page, it)[index]
-            return values[name]
-
-    def __eq__(self, other: object) -> bool:
-        """Compare all fields."""
-        return isinstance(other, SnapshotInfo) and self._values() == other._values()
-
-    def __hash__(self) -> int:
-        """Hash all fields."""
-        return hash(self._values())
-
-    def __repr__(self) -> str:
-        """Show the fields, with a date in place of microseconds."""
-        from icechunk_async._display.cards import date  # noqa: PLC0415 -- rarely needed
-
-        parent = None if self.parent_id is None else str(self.parent_id)
-        return (
-            f"SnapshotInfo(id={str(self.id)!r}, parent_id={parent!r}, "
-            f"written_at={date(self.flushed_at)!r}, message={self.message!r})"
-        )
-
-    def _repr_html_(self) -> str:
-        """Show the snapshot in a notebook."""
-        from icechunk_async._display.cards import Card, date  # noqa: PLC0415 -- rarely needed
-
-        rows: list[tuple[str, object]] = [("Written", date(self.flushed_at))]
-        if self.parent_id is not None:
-            rows.append(("Parent", self.parent_id))
-        rows.append(("Message", self.message))
-        if self.metadata:
-            rows.append(("Properties", Card("", list(self.metadata.items()))))
-        return Card(f"Snapshot {self.id}", rows).html()
-
-    def __reduce__(self) -> tuple[type[SnapshotInfo], tuple[object, ...]]:
-        """Pickle the fields alone."""
-        return SnapshotInfo, self._values()
-
-    def _values(self) -> tuple[object, ...]:
-        return (
-            self.id, self.parent_id, self.flushed_at, self.message, self.raw_metadata,
-            self.pruned_ancestor_logs,
-        )  # fmt: skip
+    def __init__(self, payload: memoryview, first: int, count: int) -> None:
+        """Look at the vector of entries; as `TableList`."""
+        super().__init__(payload, first, count)
+        self._known: dict[int, SnapshotInfo] = {}
+        self._parents: dict[int, int] = {}
+        """Of the entries that were looked at one by one: short histories are, each time."""
+        self._last_found: tuple[bytes, int] = b"", 0
 
     @cached_property
-    def id_text(self) -> str:
-        """The id as text."""
-        return str(self.id)
+    def columns(self) -> SnapshotColumns:
+        """All entries as columns."""
+        from icechunk_async.format.repo_info.snapshot_columns import SnapshotColumns  # noqa: PLC0415 -- needs NumPy
+
+        return SnapshotColumns(self.tables)
+
+    def _has_column(self, name: str) -> bool:
+        """Return whether a column was decoded already."""
+        return "columns" in self.__dict__ and name in self.columns.__dict__
 
     @cached_property
-    def written_at(self) -> datetime:
-        """When the snapshot was made, by its writer's clock; aware, UTC."""
-        return from_us(self.flushed_at)
+    def _raw_ids(self) -> memoryview:
+        return memoryview(self.columns.ids).cast("B")
+
+    def id(self, row: int) -> bytes:
+        """Return the id of an entry."""
+        if self._has_column("ids"):
+            return bytes(self._raw_ids[_ID_BYTES * row : _ID_BYTES * (row + 1)])
+        return self._row(row).struct(0, _ID_BYTES, field="id")
 
     @cached_property
-    def metadata(self) -> dict[str, JSON]:
-        """The commit's properties."""
-        return decode_items(list(self.raw_metadata), _SPEC)
+    def _rows_in_order(self) -> Sequence[int]:
+        order = self.columns.order
+        return range(self._count) if order is None else order.tolist()
 
-    @cached_property
-    def blocks(self) -> tuple[Block, Block, Block | None]:
-        """Message, properties and logs as written; kept, since commits may write them again."""
-        pruned = None
-        if self.pruned_ancestor_logs:  # an empty list is never written
-            pruned = structs(b"".join(self.pruned_ancestor_logs), SnapshotId.size_bytes)
-        return string(self.message), items_block(self.raw_metadata), pruned
+    def place(self, snapshot_id: bytes) -> int:
+        """Return the first place, in ascending order of ids, whose id is not lower."""
+        return bisect_left(self._rows_in_order, snapshot_id, key=self.id)
 
-    def written(self, write: Callable[[Self], Block]) -> Block:
-        """Return the whole entry as written; kept like `blocks`."""
-        found: Block | None = self.__dict__.get("_written")
+    def find(self, snapshot_id: SnapshotId) -> int | None:
+        """Return the row of an entry.
+
+        Cost: the logarithm of their number; in proportion to it for the first id that is not found.
+        """
+        wanted: bytes = snapshot_id
+        last, row = self._last_found
+        if wanted == last:  # the tip of a branch, as a rule
+            return row
+        # Lists are sorted by contract, which nothing enforces. What is not found where it should be
+        # is looked up once more, in an order that is computed.
+        if not self._has_column("order"):
+            row = bisect_left(range(self._count), wanted, key=self.id)
+            if row < self._count and self.id(row) == wanted:
+                # One tuple, replaced as a whole: another thread sees an id and its row, or those
+                # before.
+                self._last_found = wanted, row
+                return row
+        place = self.place(wanted)
+        if place == self._count:
+            return None
+        row = self._rows_in_order[place]
+        return row if self.id(row) == wanted else None
+
+    def find_each(self, snapshot_ids: Sequence[SnapshotId]) -> list[int | None]:
+        """Return as `find` for several; many are looked up together."""
+        if columns_pay(len(snapshot_ids)) and self._count:
+            return self.columns.find_each(snapshot_ids)
+        return list(map(self.find, snapshot_ids))
+
+    def info(self, row: int) -> SnapshotInfo:
+        """Return an entry, the same object each time.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        found = self._known.get(row)
         if found is None:
-            found = self.__dict__["_written"] = write(self)
+            # Two threads may decode it, with equal results. Which object stays does not matter.
+            found = self._known[row] = self._decode(row)
         return found
 
-    @classmethod
-    def of(
-        cls,
-        snapshot_id: SnapshotId,
-        parent_id: SnapshotId | None,
-        flushed_at: int,
-        message: str,
-        metadata: Mapping[str, JSON],
-    ) -> SnapshotInfo:
-        """Encode ``metadata`` and make an entry."""
-        raw = tuple(encode_items(metadata, _SPEC))
-        return cls(snapshot_id, parent_id, flushed_at, message, raw)
+    def _decode(self, row: int) -> SnapshotInfo:
+        entry = self._row(row)
+        parent = self.parent(row)
+        items = read_each(entry.tables(4))
+        logs = entry.structs(5, _ID_BYTES, 1)
+        return SnapshotInfo(
+            SnapshotId(entry.struct(0, _ID_BYTES, field="id")),
+            None if parent == NO_PARENT else SnapshotId(self.id(parent)),
+            entry.number(2, 8),
+            entry.text(3, required="message"),
+            items,
+            tuple(SnapshotId.many(logs)),
+        )
+
+    def parent(self, row: int) -> int:
+        """Return the row of an entry's parent; -1 for none."""
+        found = self._parents.get(row)
+        if found is not None:
+            return found
+        if self._has_column("parents"):
+            return self.columns.parents[row]
+        # An absent number is 0, which is the first entry: that there is no parent is always stored.
+        number = self._row(row).number(1, 4)
+        parent = number - (1 << 32) if number >> 31 else number
+        if not NO_PARENT <= parent < self._count:
+            raise no_such_parent()
+        self._parents[row] = parent
+        return parent
+
+    def infos(self, rows: Sequence[int]) -> Iterator[SnapshotInfo]:
+        """Iterate over entries; many are decoded together."""
+        if not columns_pay(len(rows)):
+            yield from map(self.info, rows)
+            return
+        for first in range(0, len(rows), _BLOCK):
+            some = rows[first : first + _BLOCK]
+            yield from map(SnapshotInfo, *self.columns.some(some), *self.columns.more(some))
+
+    def lazily(self, rows: list[int], last_parent: int) -> Page:
+        """Return entries that are decoded when one of them is looked at; as `SnapshotPage`."""
+        if columns_pay(len(rows)):
+            from icechunk_async.format.repo_info.snapshot_columns import SnapshotPage  # noqa: PLC0415 -- needs NumPy
+
+            return SnapshotPage(self.columns, rows, last_parent)
+        return [self.info(row) for row in rows]
 
 
 class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
@@ -403,11 +405,6 @@ class Snapshots(Mapping[SnapshotId, SnapshotInfo]):
             rows.append(row)
             row = parent(row)
         return rows, row, None
-
-
-def no_such_parent() -> FormatError:
-    """Return the error for a parent that is no entry of the file."""
-    return FormatError("A snapshot has a parent outside of the repo info file.")
 
 
 def _circle(snapshot_id: SnapshotId) -> FormatError:

@@ -1,8 +1,8 @@
 """Snapshot files: every node of the hierarchy at one moment (spec, "Snapshot files").
 
-`nodes.Nodes` finds nodes by path and holds what changed on top of a file (`table`), in which
-nothing is decoded that was not asked for. `files.Files` are the manifests that it lists. `writing`
-copies what did not change, by its `layout`.
+`nodes.Nodes` finds each `node` by path and holds what changed on top of a file (`table`), in which
+nothing is decoded that was not asked for. `files.Files` are the manifests that it lists.
+`writing.encode_snapshot` copies what did not change, by its `layout`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from icechunk_async.format.flatbuffers.single import Reader
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.json.metadata import decode_items, read_each
 from icechunk_async.format.snapshot.files import Files, ManifestFileInfo
-from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, ManifestRef, Node, Nodes
+from icechunk_async.format.snapshot.node import ArrayData, Dimension, ManifestRef, Node
+from icechunk_async.format.snapshot.nodes import Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,6 @@ __all__ = [
     "Nodes",
     "Snapshot",
     "decode_snapshot",
-    "encode_snapshot",
     "with_parent",
 ]
 
@@ -120,13 +120,6 @@ def decode_snapshot(envelope: Envelope) -> Snapshot:
         nodes=Nodes.from_table(NodeTable(*root.table_list(2, required="nodes"), version)),
         manifests=Files.from_root(reader, root),
     )
-
-
-def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes | memoryview:
-    """Return the FlatBuffer of a snapshot; see `writing.encode_snapshot`."""
-    from icechunk_async.format.snapshot import writing  # noqa: PLC0415 -- loaded when it is used
-
-    return writing.encode_snapshot(snapshot, spec_version)
 
 
 def with_parent(payload: bytes | memoryview, parent_id: SnapshotId) -> bytes:

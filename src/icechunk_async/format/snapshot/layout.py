@@ -9,7 +9,7 @@ import numpy as np
 
 from icechunk_async.format.flatbuffers.splicing import Spans
 from icechunk_async.format.ids import ManifestId, NodeId
-from icechunk_async.format.snapshot.table import ARRAY, kinds_of, no_length
+from icechunk_async.format.snapshot.node import ARRAY, kinds_of, no_length
 
 if TYPE_CHECKING:
     import numpy.typing as npt

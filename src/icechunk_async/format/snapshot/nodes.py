@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import ItemsView, Mapping, ValuesView
-from dataclasses import field
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 import numpy as np
 
-from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async.format.ids import ManifestId
+from icechunk_async.format.snapshot.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -20,62 +19,13 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.chunk import Extents
     from icechunk_async.format.snapshot.table import NodeTable
 
-__all__ = ["ArrayData", "Dimension", "ManifestRef", "Node", "Nodes"]
+__all__ = ["Nodes"]
 
 _FEW: Final = 32
 _LIGHT: Final = 32
 """To encode a node again takes as long as to look at this many in a file that is read again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dimension:
-    """One axis of an array."""
-
-    array_length: int
-    """Elements along the axis."""
-    num_chunks: int
-    """Chunks along the axis."""
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestRef:
-    """A manifest that holds references of an array, and the box of the grid they lie in.
-
-    The box of a 0-dimensional array is empty and holds its one chunk.
-    """
-
-    manifest_id: ManifestId
-    extents: Extents
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayData:
-    """The data of an array in a snapshot besides its metadata document."""
-
-    dimensions: tuple[Dimension, ...]
-    dimension_names: tuple[str | None, ...] | None = None
-    manifests: tuple[ManifestRef, ...] = ()
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Chunks along each axis."""
-        return tuple(dimension.num_chunks for dimension in self.dimensions)
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One array or group."""
-
-    id: NodeId
-    path: str
-    """Absolute, ``/`` for the root."""
-    user_data: bytes = field(repr=False)
-    """The metadata document (``zarr.json``), byte for byte as Zarr gave it."""
-    array: ArrayData | None = None
-    """None for a group."""
 
 
 class Nodes(Mapping[str, Node]):

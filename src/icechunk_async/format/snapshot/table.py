@@ -17,7 +17,17 @@ from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.checks import MAX_SHARING, lookups_pay_for_all, unfolded
 from icechunk_async.format.flatbuffers.single import TableList
 from icechunk_async.format.ids import ManifestId, NodeId
-from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, ManifestRef, Node
+from icechunk_async.format.snapshot.node import (
+    ARRAY,
+    GROUP,
+    ArrayData,
+    Dimension,
+    ManifestRef,
+    Node,
+    kinds_of,
+    no_length,
+    unknown_kind,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,14 +39,12 @@ if TYPE_CHECKING:
     from icechunk_async.format.flatbuffers.splicing import Spans
     from icechunk_async.format.snapshot.layout import Layout
 
-__all__ = ["ARRAY", "GROUP", "NodeTable", "decode_node", "decode_nodes", "kinds_of", "no_length"]
+__all__ = ["NodeTable", "decode_node", "decode_nodes"]
 
 _SCANNED: Final = 256
 """Nodes looked at together in search of arrays."""
 _BLOCK: Final = 1024
 """Nodes decoded at a time when all are asked for."""
-ARRAY: Final = 1
-GROUP: Final = 2
 _MAX_INDEX: Final = (1 << 32) - 1
 
 
@@ -284,22 +292,6 @@ def _normal_form(path: str) -> str:
     return "/" + "/".join(segments)
 
 
-def kinds_of(tables: Tables) -> npt.NDArray[np.uint8]:
-    """Return whether each node is an `ARRAY` or a `GROUP`.
-
-    Raises:
-        FormatError: one is neither.
-    """
-    kinds = tables.scalar(3, 1)
-    if np.any((kinds != ARRAY) & (kinds != GROUP)):
-        raise _unknown_kind()
-    return kinds
-
-
-def _unknown_kind() -> FormatError:
-    return FormatError("A snapshot has a node that is neither an array nor a group.")
-
-
 def decode_nodes(tables: Tables, paths: Sequence[str]) -> Iterator[Node]:
     """Iterate over some nodes, whose tables are given with their paths.
 
@@ -328,7 +320,7 @@ def decode_node(row: Row, path: str) -> Node:
     if kind == GROUP:
         return Node(node_id, path, document)
     if kind != ARRAY:
-        raise _unknown_kind()
+        raise unknown_kind()
     data = row.table(4, required="node_data")
     shape = data.structs(0, 16, 8, required="shape")
     # Its presence decides, not the version: a 0-dimensional array of version 1 has no shape either,
@@ -368,11 +360,6 @@ def _regular(array_length: int, chunk_length: int) -> Dimension:
             raise no_length()
         return Dimension(0, 0)
     return Dimension(array_length, -(-array_length // chunk_length))
-
-
-def no_length() -> FormatError:
-    """Return the error for chunks that have no length along an axis."""
-    return FormatError("A snapshot has an array with chunks of length 0.")
 
 
 class _ArrayColumns:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from icechunk_async.format.flatbuffers.blocks import Block
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.snapshot.files import FileColumns
-    from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, Node, Nodes
+    from icechunk_async.format.snapshot.node import ArrayData, Dimension, Node
+    from icechunk_async.format.snapshot.nodes import Nodes
     from icechunk_async.format.snapshot.table import NodeTable
 
 

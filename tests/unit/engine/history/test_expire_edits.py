@@ -18,10 +18,10 @@ from icechunk_async.format.operations_log import Availability, RepoInitialized, 
 from icechunk_async.format.repo_info import (
     RepoInfo,
     SnapshotInfo,
-    Snapshots,
     decode_repo_info,
     encode_repo_info,
 )
+from icechunk_async.format.repo_info.snapshots import Snapshots
 from tests.helpers import counted_calls
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.history import opening
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.protocol import Capabilities, Feature
+from icechunk_async.engine.history.ref_files import REF_FILES_WAY
 from icechunk_async.engine.history.ref_files.history import RefFilesHistory, SeenRef
-from icechunk_async.engine.history.ref_files.way import REF_FILES_WAY
 from icechunk_async.engine.history.way import Found
 from icechunk_async.errors import UnsupportedBySpecError
 from icechunk_async.format.refs import decode_ref

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.dataclasses import dataclass
+from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.history.collections import leave_note, read_notes
 from icechunk_async.engine.history.outcomes import Doubt, create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
@@ -24,7 +25,6 @@ from icechunk_async.engine.history.protocol import (
     Kept,
     StoredConfig,
 )
-from icechunk_async.engine.history.ref_files.way import LAYOUT, MAIN_KEY, NAME
 from icechunk_async.engine.history.refusals import (
     branch_exists,
     branch_moved,
@@ -91,6 +91,8 @@ if TYPE_CHECKING:
 __all__ = ["RefFilesHistory", "SeenRef", "create", "detect"]
 
 _CONCURRENT_REFS: Final = 32
+_LAYOUT: Final = BinaryLayout(1)
+_MAIN_KEY: Final = branch_key(MAIN)
 _NONCE_BYTES: Final = 8
 # Some stores percent-encode other characters in keys, and such refs drop out of their listings.
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -126,7 +128,7 @@ class RefFilesHistory:
     The last state seen of each branch is kept: a commit tries on top of it without reading first.
     """
 
-    layout = NAME
+    layout = "format-1"
     spec_version = 1
     capabilities = _CAPABILITIES
     storage_needs = SAFE_UPDATES
@@ -472,7 +474,7 @@ class RefFilesHistory:
 
     async def _check_main(self, *, created: str | None = None) -> None:
         """Raise `ConflictError` if a migration removed the refs; ``created`` is removed, too."""
-        if await read_if_there(self._storage, MAIN_KEY) is None:
+        if await read_if_there(self._storage, _MAIN_KEY) is None:
             try:
                 await self._check_not_migrated()
             except ConflictError:
@@ -601,11 +603,11 @@ def _check_name(name: str) -> None:
 async def detect(storage: Storage) -> Callable[[], Found] | None:
     """Read what decides whether a storage holds a repository of format version 1; see `Way`."""
     if isinstance(storage, BlockingStorage):  # reads hardly wait, and tasks would take longer
-        main = await read_if_there(storage, MAIN_KEY)
+        main = await read_if_there(storage, _MAIN_KEY)
         config = None if main is None else await read_if_there(storage, CONFIG)
     else:
         main, config = await gather(
-            read_if_there(storage, MAIN_KEY), read_if_there(storage, CONFIG)
+            read_if_there(storage, _MAIN_KEY), read_if_there(storage, CONFIG)
         )
     return None if main is None else partial(_read, main, config)
 
@@ -620,7 +622,7 @@ def _read(main: Retrieved, config: Retrieved | None) -> Found:
 
 
 def _found(config: RepositoryConfig | None, main: SeenRef) -> Found:
-    return Found(NAME, LAYOUT, config, partial(_open, main))
+    return Found(RefFilesHistory.layout, _LAYOUT, config, partial(_open, main))
 
 
 def _open(
@@ -641,7 +643,7 @@ async def create(new: Creating) -> Found:
     if new.config is not None:
         await _put(new.storage, CONFIG, encode_config(new.config, 1))
     # Last, because it makes the repository: readers that find it find all else.
-    version = await _put(new.storage, MAIN_KEY, encode_ref(new.snapshot.id))
+    version = await _put(new.storage, _MAIN_KEY, encode_ref(new.snapshot.id))
     return _found(new.config, SeenRef(new.snapshot.id, version))
 
 

@@ -61,7 +61,7 @@ from icechunk_async.format.operations_log import (
     Update,
     UpdateDetail,
 )
-from icechunk_async.format.repo_info import OperationsLog, RepoInfo, SnapshotInfo, Snapshots
+from icechunk_async.format.repo_info import OperationsLog, RepoInfo, SnapshotInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -409,7 +409,7 @@ def _entry(snapshot: Snapshot, parent_id: SnapshotId) -> SnapshotInfo:
 
 
 def _publish(info: RepoInfo, entry: SnapshotInfo, branch: str | None) -> RepoInfo:
-    snapshots = Snapshots.of(info.snapshots).edited([entry])
+    snapshots = info.listed.edited([entry])
     branches = info.branches if branch is None else {**info.branches, branch: entry.id}
     return replace(info, snapshots=snapshots, branches=branches)
 
@@ -423,7 +423,7 @@ def expire(info: RepoInfo, rule: Expiration) -> tuple[RepoInfo, frozenset[Snapsh
     Raises:
         FeatureDisabledError: tags would go, and the repository forbids to delete tags.
     """
-    old = Snapshots.of(info.snapshots).older_than(rule.older_than_us) - rule.keep
+    old = info.listed.older_than(rule.older_than_us) - rule.keep
     tags, branches = info.tags, info.branches
     if rule.delete_tags:
         tags = {name: tip for name, tip in tags.items() if tip not in old}
@@ -457,7 +457,7 @@ def _drop(
     """
     if not dropped:
         return info
-    snapshots = Snapshots.of(info.snapshots)
+    snapshots = info.listed
     adopted = [
         _with_other_parent(info, it, dropped, to_root=to_root, anchors=anchors)
         for it in snapshots.children_of(dropped)
@@ -516,5 +516,5 @@ def release(info: RepoInfo, old: AbstractSet[SnapshotId]) -> RepoInfo:
         info: the history.
         old: what may go. A snapshot that is not among them may be about to get a branch.
     """
-    listed = Snapshots.of(info.snapshots).among(old)
+    listed = info.listed.among(old)
     return _drop(info, listed - reachable(info), to_root=False)

@@ -28,8 +28,8 @@ from icechunk_async.format.snapshot import (
     ManifestRef,
     Nodes,
     decode_snapshot,
-    encode_snapshot,
 )
+from icechunk_async.format.snapshot.writing import encode_snapshot
 from icechunk_async.storage import open_storage
 from tests.helpers import group_document, make_array, memory_url, objects, read, write
 from tests.unit.engine.upkeep.copying.copy_tools import (
