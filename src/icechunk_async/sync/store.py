@@ -364,13 +364,17 @@ class IcechunkStore(Displayed, Store, SyncMixin, Generic[S_co]):
         return AsyncCloseableIterator[str].of_pages(self._page_of_names(prefix))
 
     async def _pages(self, prefix: str) -> AsyncIterator[Strings]:
+        from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
+
         with translated():
-            async for page in (await self._native())._list_pages(prefix):  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            async for page in listing.key_pages((await self._native()).workspace, prefix):
                 yield page
 
     async def _page_of_names(self, prefix: str) -> AsyncIterator[Strings]:
+        from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
+
         with translated():
-            yield await (await self._native())._list_names(prefix)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            yield await listing.names((await self._native()).workspace, prefix)
 
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]

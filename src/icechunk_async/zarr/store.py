@@ -71,8 +71,6 @@ def _chunk_of(key: str) -> tuple[str, Coordinates] | None:
     return (parsed.path, parsed.coords) if isinstance(parsed, ChunkKey) else None
 
 
-type _Page = list[str]
-
 # Where Zarr passes many keys with one call. The budget of the repository limits requests besides,
 # so these bound the tasks, and the values that are held until the last one is there.
 _CONCURRENT_READS = 64
@@ -460,27 +458,20 @@ class IcechunkStore(Store, Generic[S_co]):
 
         Cost: one request for each manifest that is not cached, of arrays below the prefix.
         """
-        async for page in self._list_pages(prefix):
-            for key in page:
-                yield key
-
-    async def _list_pages(self, prefix: str) -> AsyncIterator[_Page]:
         from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
 
         await self._ensure_open()
         async for page in listing.key_pages(self.workspace, prefix):
-            yield page
+            for key in page:
+                yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over the names directly below a path."""
-        for name in await self._list_names(prefix):
-            yield name
-
-    async def _list_names(self, prefix: str) -> _Page:
         from icechunk_async.zarr import listing  # noqa: PLC0415 -- on use
 
         await self._ensure_open()
-        return await listing.names(self.workspace, prefix)
+        for name in await listing.names(self.workspace, prefix):
+            yield name
 
     async def getsize_prefix(self, prefix: str) -> int:
         """Return the bytes of all values below a path, from references, without reading them."""
