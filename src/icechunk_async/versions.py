@@ -12,7 +12,13 @@ from icechunk_async.engine.versions.feed import Change, ChunkChange, ChunkChange
 from icechunk_async.engine.versions.pending import PendingState, encode_pending
 from icechunk_async.engine.versions.pictures import ChangeMap
 from icechunk_async.engine.versions.report import MergeConflict, MergeReport
-from icechunk_async.errors import InvalidInputError, MergeConflictError, SessionStateError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidMetadataError,
+    MergeConflictError,
+    SessionStateError,
+)
 from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.zarr.values import CellChanges, ValueDiff, cells_of_chunks
 
@@ -105,6 +111,7 @@ class PendingMerge:
         Raises:
             InvalidInputError: that alone does not settle one of them, for example chunks of an
                 array that was deleted or got another codec. Write what is right into the session.
+            FormatError: the source is damaged.
 
         Cancellation: some conflicts may be settled.
 
@@ -248,7 +255,12 @@ class PendingMerge:
                 node, there = self._source.node(path), workspace.node(path)
                 if node is None or there is None:
                     raise _not_alone(conflict)
-                workspace.set_node(path, node.user_data, node.array)
+                try:
+                    workspace.set_node(path, node.user_data, node.array)
+                except InvalidMetadataError as error:  # it came from the storage, not from a caller
+                    raise FormatError(
+                        f"The source of the merge has a damaged node at {path!r}. {error}"
+                    ) from error
             case ConflictKind.DELETE_OF_UPDATED_ARRAY | ConflictKind.DELETE_OF_UPDATED_GROUP:
                 workspace.delete_node(path)
             case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,9 @@ from icechunk_async.errors import (
     WrongTypeError,
 )
 from tests.helpers import memory_url, write
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 ANY_KIND = [
     {"branch": "v1"},
@@ -161,3 +164,23 @@ def test_the_facade_takes_the_same() -> None:
         with pytest.raises(icechunk.IcechunkError, match="which is no time"):
             repository.readonly_session("main", as_of="yesterday")
         assert repository.expire_snapshots("2001-01-01") == set()
+
+
+async def test_steps_back_leave_no_history_open(
+    filled: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reading ends before the snapshot is returned."""
+    history, still_open = type(filled.engine.history), [0]
+    ancestry: Any = history.ancestry
+
+    async def noted(*arguments: Any, **more: Any) -> AsyncIterator[Any]:
+        still_open[0] += 1
+        try:
+            async for info in ancestry(*arguments, **more):
+                yield info
+        finally:
+            still_open[0] -= 1
+
+    monkeypatch.setattr(history, "ancestry", noted)
+    await filled.readonly_session(ref="main~1")
+    assert still_open == [0]

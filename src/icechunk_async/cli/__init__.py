@@ -17,6 +17,7 @@ import sys
 from typing import Final
 
 from icechunk_async._version import __version__
+from icechunk_async.cli.streams import open_what_is_closed, reporting_output
 
 __all__ = ["main"]
 
@@ -35,7 +36,12 @@ _OBJECTS: Final = 100_000
 
 def main() -> None:
     """Run the command with the arguments of this process."""
-    _open_what_is_closed()
+    open_what_is_closed()
+    with reporting_output():
+        _run()
+
+
+def _run() -> None:
     if sys.argv[1:] == ["--version"]:  # the parser of arguments takes longer to import than it all
         sys.stdout.write(f"icechunk-async {__version__}\n")
         return
@@ -63,14 +69,6 @@ def main() -> None:
     finally:
         # As the interpreter ends it would look for garbage among all that is there, several times.
         gc.freeze()
-
-
-def _open_what_is_closed() -> None:
-    """Give streams to a process that was started without them, who wants the work and no output."""
-    # Python sets them to None then, and the work would end where it looks for a terminal.
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 -- to the end
 
 
 def _check_installed() -> None:

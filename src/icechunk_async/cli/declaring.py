@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import sys
 import traceback
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -38,6 +37,7 @@ from icechunk_async.cli.console import (
     one_line,
     warn,
 )
+from icechunk_async.cli.streams import drop_output
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,
@@ -529,7 +529,7 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
             _complain(f" ({error.kind})", in_command_words(text))
         raise typer.Exit(error_code) from None
     except BrokenPipeError:  # the reader has enough
-        _drop_output()
+        drop_output()
         raise typer.Exit(0) from None
     # After BrokenPipeError, which is one.
     except OSError as error:  # a disk that is full, or a folder that nobody may write to
@@ -540,7 +540,7 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
         try:
             sys.stdout.flush()
         except OSError:
-            _drop_output()
+            drop_output()
         raise typer.Exit(error_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -549,13 +549,6 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
 def _complain(kind: str, text: str) -> None:
     complaint = assembled(("Error", "bold red"), f"{kind}: {one_line(text)}")
     make_console(stderr=True).print(complaint, soft_wrap=True)
-
-
-def _drop_output() -> None:
-    """Let nothing be flushed to where it cannot go when the process ends."""
-    # What is in the buffer of `sys.stdout` is flushed when the interpreter ends, fails there again,
-    # and Python then prints a message and exits with 120.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _to_json(document: object, indent: int | None = 2) -> str:

@@ -19,7 +19,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import FormatError, UnsupportedBySpecError
+from icechunk_async.errors import FormatError, InvalidMetadataError, UnsupportedBySpecError
 from icechunk_async.format.json.values import JSON, is_list, is_object
 from icechunk_async.format.zarr_document import parse_document
 
@@ -39,6 +39,7 @@ __all__ = [
     "fill_to_bytes",
     "group_document",
     "parse_node",
+    "parse_stored_node",
     "raw_bits",
 ]
 
@@ -159,6 +160,19 @@ def parse_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mappin
         _extensions(document.get("storage_transformers"), "transformers", path, refusals),
         attributes,
     )
+
+
+def parse_stored_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mapping[str, JSON]:
+    """Parse, as `parse_node` does, a document that was read, or was parsed before.
+
+    Raises:
+        FormatError: it is no document of Zarr format 3.
+        UnsupportedBySpecError: it has something that the layout cannot express.
+    """
+    try:
+        return parse_node(data, path, refusals)
+    except InvalidMetadataError as error:
+        raise FormatError(f"The repository has a damaged node at {path!r}. {error}") from error
 
 
 def _check_json(value: JSON, path: str, name: str, refusals: Refusals) -> None:

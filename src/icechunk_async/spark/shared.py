@@ -127,6 +127,13 @@ class SharedRepository:
         """
         return run(self._handle.ask(question))
 
+    def lists_whole_folders(self) -> bool:
+        """Return whether there is nothing to gain from tasks that list a part of a folder each.
+
+        On a local disk, listing a prefix reads the whole folder. Some storages list nothing.
+        """
+        return self.ask(_lists_whole_folders)
+
     def session(self, snapshot_id: str) -> Session:
         """Return a read-only session of a snapshot; it opens at first use."""
         return Session(SessionHandle(self._handle, None, snapshot_id=snapshot_id))
@@ -134,6 +141,11 @@ class SharedRepository:
     def fork(self, data: bytes) -> ForkSession:
         """Return a fork from what `fork_changes` returned; it attaches at first use."""
         return ForkSession(SessionHandle(self._handle, AsyncForkSession.from_bytes(data)))
+
+
+async def _lists_whole_folders(repository: AsyncRepository) -> bool:
+    engine = repository.engine
+    return engine.assets.blocking is not None or not engine.storage.capabilities.listing
 
 
 def _shared(source: Source) -> RepositoryHandle:

@@ -751,14 +751,20 @@ class Repository(Displayed):
     def _known_diff(
         self,
         *,
+        from_branch: str | None = None,
+        from_tag: str | None = None,
         from_snapshot_id: SnapshotId | str | None = None,
+        from_ref: SnapshotId | str | None = None,
+        to_branch: str | None = None,
+        to_tag: str | None = None,
         to_snapshot_id: SnapshotId | str | None = None,
-        **others: SnapshotId | str | None,
+        to_ref: SnapshotId | str | None = None,
     ) -> Diff | None:
         ready = self.handle.ready
         if ready is None or from_snapshot_id is None or to_snapshot_id is None:
             return None
-        if any(it is not None for it in others.values()):
+        others = (from_branch, from_tag, from_ref, to_branch, to_tag, to_ref)
+        if any(it is not None for it in others):
             return None
         from icechunk_async.engine.history.diff import diff_in_memory  # noqa: PLC0415 -- slow to import
 

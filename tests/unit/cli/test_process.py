@@ -88,6 +88,7 @@ def test_an_interrupt_ends_quietly(sample: Sample) -> None:
         ["log", "{sample}", "--json"],
         ["cat", "{sample}", "deep/large/c/0"],
         ["--help"],
+        ["--version"],
     ],
 )
 def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None:
@@ -109,12 +110,24 @@ def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("more", [[], ["--json"]])
-def test_output_that_cannot_be_written_is_one_sentence(sample: Sample, more: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["log", "{sample}"],
+        ["log", "{sample}", "--json"],
+        ["--help"],
+        ["log", "--help"],
+        ["--version"],
+        ["--show-completion", "bash"],
+    ],
+)
+def test_output_that_cannot_be_written_is_one_sentence(
+    sample: Sample, arguments: list[str]
+) -> None:
     """A disk that is full: neither a traceback nor a success."""
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         finished = subprocess.run(
-            [*COMMAND, "log", str(sample.path), *more],
+            [*COMMAND, *(it.format(sample=sample.path) for it in arguments)],
             stdout=full,
             stderr=subprocess.PIPE,
             encoding="utf-8",

@@ -48,6 +48,7 @@ from icechunk_async.format.zarr_array import (
     fill_from_bytes,
     fill_to_bytes,
 )
+from icechunk_async.storage import ObjectInfo, open_storage
 from tests.helpers import array_document as some_document
 from tests.helpers import examples, group_document, memory_url, write
 from tests.unit.format.damage import within_bounds
@@ -404,3 +405,22 @@ def test_documents_that_are_no_arrays_are_told() -> None:
     for document in (b"{", b"[]", b'{"node_type": "tree"}', some_document((4,), (2, 2))):
         with pytest.raises(InvalidMetadataError):
             ALPHA_LAYOUT.document("/x", document)
+
+
+async def test_commits_on_a_snapshot_with_a_damaged_array_are_a_format_error() -> None:
+    """It is not the caller's document that cannot be stored."""
+    async with open_storage(memory_url()) as storage:
+        async with Repository.create(storage, layout="alpha") as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/zarr.json", some_document((4,), (1,)))
+            await session.commit("array")
+        keys = [it.key async for it in storage.list_prefix("s/") if isinstance(it, ObjectInfo)]
+        for key in keys:
+            data = (await storage.get(key)).data
+            await storage.put(key, bytes(data).replace(b'"shape":[4]', b'"shape":[1099511627776]'))
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            assert session.workspace.array("/a").array
+            await write(session, "b/zarr.json", group_document())
+            with pytest.raises(FormatError, match=r"damaged node at '/a'.* 1099511627776 chunks"):
+                await session.commit("group")

@@ -282,6 +282,10 @@ def test_what_is_known_of_commits_is_told_from_memory(
     found = diff(repository, root)
     assert crossings(monkeypatch, lambda: diff(repository, root)) == (found, 0)
     assert crossings(monkeypatch, lambda: diff(repository, changed)) == (icechunk.Diff(), 0)
+    # Memory takes no argument that the method does not have, also where it says nothing.
+    wrong: Any = {"from_brnach": None}
+    with pytest.raises(TypeError, match=r"Repository\.diff\(\) got an unexpected .*'from_brnach'"):
+        repository.diff(from_snapshot_id=made, to_snapshot_id=changed, **wrong)
     # A branch and a tag may have moved since they were read.
     assert crossings(
         monkeypatch, lambda: repository.diff(from_snapshot_id=made, to_branch="main")

@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async.errors import (
     InvalidInputError,
     NotFoundError,
@@ -135,10 +135,12 @@ async def _beginning_with(engine: Engine, letters: str) -> list[SnapshotId]:
 
 async def _before(engine: Engine, start: SnapshotId, count: int, ref: str) -> SnapshotId:
     left = count
-    async for info in engine.history.ancestry(start):
-        if left == 0:
-            return info.id
-        left -= 1
+    infos = engine.history.ancestry(start)
+    async with closing(infos):
+        async for info in infos:
+            if left == 0:
+                return info.id
+            left -= 1
     raise SnapshotNotFoundError(
         f"{ref!r} goes back {count} snapshots, and {ref.rpartition('~')[0]!r} has only "
         f"{count - left - 1} before it.",

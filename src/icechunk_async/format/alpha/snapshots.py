@@ -58,7 +58,7 @@ from icechunk_async.format.zarr_array import (
     element_bytes,
     fill_to_bytes,
     group_document,
-    parse_node,
+    parse_stored_node,
     raw_bits,
 )
 
@@ -428,6 +428,7 @@ def encode_snapshot(snapshot: Snapshot, parent: Snapshot | None) -> Encoded:
     Raises:
         UnsupportedBySpecError: it has something that the alpha cannot express.
         InvalidInputError: its message has lone surrogates.
+        FormatError: a node that the parent brought is damaged.
     """
     check_text(snapshot.message, "The message")
     ancestors, num_ancestors = _ancestors(parent)
@@ -435,7 +436,7 @@ def encode_snapshot(snapshot: Snapshot, parent: Snapshot | None) -> Encoded:
     places: dict[NodeId, AttributesPlace] = {}
     nodes: dict[str, JSON] = {}
     for path, node in snapshot.nodes.items():
-        parsed = parse_node(node.user_data, path, REFUSALS)
+        parsed = parse_stored_node(node.user_data, path, REFUSALS)
         attributes = parsed.attributes if isinstance(parsed, ZarrArray) else parsed
         place = _place_of(node, attributes, parent, new)
         if place is not None:
@@ -482,7 +483,7 @@ def _place_of(
     if known is not None and parent is not None:
         before = parent.nodes.get(parent.nodes.path_of(node.id) or "")
         if before is not None:
-            was = parse_node(before.user_data, before.path, REFUSALS)
+            was = parse_stored_node(before.user_data, before.path, REFUSALS)
             if attributes == (was.attributes if isinstance(was, ZarrArray) else was):
                 return known
     if len(_dump(attributes)) < _MIN_FILE_BYTES:

@@ -237,8 +237,7 @@ class _Collection:
                 strict=True,
             )
         )
-        # Listing a prefix of a local directory reads all of it, so listings are not divided.
-        whole = self.shared.ask(_lists_whole_folders)
+        whole = self.shared.lists_whole_folders()
         parts: list[_Listing] = []
         for folder, ids in keep.items():
             # Snapshots and logs are few beside these.
@@ -336,10 +335,6 @@ class _Collection:
         return run_job(
             self.spark, self.shared, parts, work, columns, phase=phase, progress=self.progress
         )
-
-
-async def _lists_whole_folders(repository: AsyncRepository) -> bool:
-    return repository.engine.assets.blocking is not None
 
 
 async def _marks(

@@ -251,7 +251,7 @@ class _Run:
             return []
         native, nothing = drawn.native.objects(), VirtualPieces({})
         parts: list[_Objects] = []
-        if len(native) and self.shared.ask(_lists_whole_folders):
+        if len(native) and self.shared.lists_whole_folders():
             parts = [self._part(drawn, native, nothing, "chunks/")]
         elif len(native):
             # The first letter of an id is its first five bits (base 32).
@@ -315,12 +315,6 @@ def _join(looked: Looked, other: Looked) -> None:
     looked.closed |= other.closed
     looked.unauthorized += other.unauthorized
     looked.unreachable += other.unreachable
-
-
-async def _lists_whole_folders(repository: AsyncRepository) -> bool:
-    """Return whether listing a prefix costs as much as the whole folder, as on local disks."""
-    opened = repository.engine
-    return opened.assets.blocking is not None or not opened.storage.capabilities.listing
 
 
 def _contents(

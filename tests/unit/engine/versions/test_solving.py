@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import pytest
 
+from icechunk_async import Repository
 from icechunk_async.conflicts import (
     AttributesSolver,
     BasicConflictSolver,
@@ -20,12 +21,10 @@ from icechunk_async.errors import (
     MergeConflictError,
     RebaseFailedError,
 )
-from tests.helpers import array_document, group_document, read, write
+from icechunk_async.format.ids import SnapshotId
+from tests.helpers import array_document, group_document, memory_url, read, write
 from tests.unit.engine.versions.stories import contents, contents_at
 from tests.unit.engine.versions.test_merge_matrix import CHANGES, begin, changing
-
-if TYPE_CHECKING:
-    from icechunk_async import Repository
 
 
 def titled(**attributes: object) -> bytes:
@@ -84,6 +83,28 @@ async def test_keeping_the_branch_and_taking_the_source_settle_everything(
     assert await read(taken.session, "g/a/c/0") == b"sss"
     kept.session.discard_changes()
     await taken.commit()
+
+
+async def test_a_damaged_document_of_the_source_is_a_format_error() -> None:
+    """In format 1, which looks into documents: a snapshot may bring any bytes."""
+    async with Repository.create(memory_url(), spec_version=1) as repository:
+        await clashing(repository)
+        assets = repository.engine.assets
+        tip = await assets.snapshot(await repository.lookup_branch("side"))
+        node = replace(tip.nodes["/g/a"], user_data=b'{"node_type": "tree"}')
+        hostile = replace(
+            tip, id=SnapshotId.random(), parent_id=tip.id, nodes=tip.nodes.edited([node])
+        )
+        await assets.put_snapshot(hostile)
+        log = await assets.transaction_log(tip.id)
+        await assets.put_transaction_log(replace(log, id=hostile.id))
+        await repository.create_branch("hostile", hostile.id)
+        pending = await repository.begin_merge("hostile")
+        (document,) = [it for it in pending.conflicts if not it.coords]
+        with pytest.raises(FormatError, match="damaged node at '/g/a'"):
+            await pending.take_source(document)
+        assert document in pending.conflicts
+        pending.session.discard_changes()
 
 
 async def test_a_deletion_can_be_taken_and_a_lost_array_cannot(repository: Repository) -> None:

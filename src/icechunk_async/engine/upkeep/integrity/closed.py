@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.concurrency import closing
 from icechunk_async.engine.history.opening import damaged_way
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.ref_files.upkeep import audit as audit_refs
@@ -91,8 +92,10 @@ async def audit_closed(storage: Storage) -> tuple[int, Audit] | None:
 
 
 async def _has_any(storage: Storage, prefix: str) -> bool:
-    async for _ in storage.list_prefix(prefix):
-        return True
+    entries = storage.list_prefix(prefix)
+    async with closing(entries):
+        async for _ in entries:
+            return True
     return False
 
 

@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from icechunk_async._runtime import telemetry
+from icechunk_async._runtime.concurrency import closing
 from icechunk_async._runtime.dataclasses import dataclass
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.history import check_online
@@ -249,20 +250,29 @@ async def restore_repo_object(storage: Storage, *, dry_run: bool) -> RepairStep 
     found = await read_if_there(storage, REPO_INFO)
     if found is not None and _is_sound(found.data):
         return None
-    async for entry in storage.list_prefix(f"overwritten/{REPO_INFO}."):  # the newest sort first
-        if not isinstance(entry, ObjectInfo):
-            continue
-        backup = await read_if_there(storage, entry.key)
-        if backup is None or not _is_sound(backup.data):
-            continue
-        when = f"{entry.last_modified:%Y-%m-%d %H:%M:%S} UTC"
-        detail = (
-            f"from {entry.key!r}, the state before the last change ({when}). What was committed "
-            "after it is in no branch any more; its files stay until garbage is collected."
-        )
-        if not dry_run:
-            await _put_back(storage, bytes(backup.data), found)
-        return RepairStep("restore repo", REPO_INFO, detail)
+    backup = await _newest_sound_backup(storage)
+    if backup is None:
+        return None
+    entry, data = backup
+    when = f"{entry.last_modified:%Y-%m-%d %H:%M:%S} UTC"
+    detail = (
+        f"from {entry.key!r}, the state before the last change ({when}). What was committed "
+        "after it is in no branch any more; its files stay until garbage is collected."
+    )
+    if not dry_run:
+        await _put_back(storage, data, found)
+    return RepairStep("restore repo", REPO_INFO, detail)
+
+
+async def _newest_sound_backup(storage: Storage) -> tuple[ObjectInfo, bytes] | None:
+    entries = storage.list_prefix(f"overwritten/{REPO_INFO}.")  # the newest sort first
+    async with closing(entries):
+        async for entry in entries:
+            if not isinstance(entry, ObjectInfo):
+                continue
+            backup = await read_if_there(storage, entry.key)
+            if backup is not None and _is_sound(backup.data):
+                return entry, bytes(backup.data)
     return None
 
 

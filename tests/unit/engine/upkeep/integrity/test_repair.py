@@ -11,6 +11,8 @@ import pytest
 from icechunk_async import Repository, RepositoryConfig, upkeep
 from icechunk_async.config import LocalFileSystemStore, VirtualChunkContainer
 from icechunk_async.credentials import LocalFileSystemAccess
+from icechunk_async.engine.upkeep.integrity.closed import audit_closed
+from icechunk_async.engine.upkeep.integrity.repair import restore_repo_object
 from icechunk_async.errors import ConflictError, PermissionDeniedError, RepositoryReadOnlyError
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.ids import NodeId
@@ -23,9 +25,10 @@ from tests.unit.engine.upkeep.integrity.damaging import damage, filled, healthy,
 from tests.unit.engine.upkeep.upkeep_tools import CHUNK, commit, littered
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from icechunk_async.storage import Storage
+    from icechunk_async.storage import ListEntry, Storage
 
 _SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 40))]
 
@@ -390,3 +393,33 @@ async def test_sources_that_moved_into_a_folder_below_move_once(tmp_path: Path) 
         for branch in ("main", "side"):
             after = await repository.readonly_session(branch)
             assert await read(after, "a/c/0") == bytes(range(10))
+
+
+class _Listing(WrappedStorage):
+    """Counts the listings that are open."""
+
+    open = 0
+
+    async def list_prefix(
+        self, prefix: str = "", *, start_after: str | None = None, delimiter: Any = None
+    ) -> AsyncIterator[ListEntry]:
+        """List objects."""
+        entries = self.wrapped.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
+        self.open += 1
+        try:
+            async for entry in entries:
+                yield entry
+        finally:
+            self.open -= 1
+
+
+async def test_listings_that_end_early_are_closed() -> None:
+    """Before the function returns, and not when the event loop has time for it."""
+    url, _ = await littered(2)
+    async with open_storage(url) as plain:
+        storage = _Listing(plain)
+        await plain.delete(["repo"])
+        assert await audit_closed(storage) is not None
+        assert storage.open == 0
+        assert await restore_repo_object(storage, dry_run=True) is not None
+        assert storage.open == 0
