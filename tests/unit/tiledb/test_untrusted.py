@@ -21,7 +21,7 @@ import zstandard
 
 from icechunk_async.errors import FormatError
 from icechunk_async.tiledb.format.commits import decode_consolidated, decode_footers, decode_lines
-from icechunk_async.tiledb.format.conditions import decode_condition
+from icechunk_async.tiledb.format.conditions import Comparison, Operator, decode_condition
 from icechunk_async.tiledb.format.filters.pipeline import Filter, FilterCode
 from icechunk_async.tiledb.format.fragment import (
     decode_conditions_block,
@@ -34,9 +34,14 @@ from icechunk_async.tiledb.format.fragment import (
     read_footer_head,
 )
 from icechunk_async.tiledb.format.metadata import apply_metadata, decode_group, decode_metadata
-from icechunk_async.tiledb.format.schema import Schema, decode_enumeration, decode_schema
+from icechunk_async.tiledb.format.schema import (
+    Enumeration,
+    Schema,
+    decode_enumeration,
+    decode_schema,
+)
 from icechunk_async.tiledb.format.tiles import TileForm, decode_generic, generic_length
-from icechunk_async.tiledb.format.types import Datatype
+from icechunk_async.tiledb.format.types import VAR, Datatype
 from tests.unit.format.damage import damaged, within_bounds
 from tests.unit.tiledb.archives import ARCHIVES, load
 from tests.unit.tiledb.encoders import generic
@@ -188,6 +193,26 @@ def packed_again(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
     except FormatError:
         return damaged(rng, data, others)
     return data[:start] + generic(damaged(rng, body, [body, *others])) + data[start + length :]
+
+
+def test_a_list_of_no_footers_has_none() -> None:
+    """Their number is taken as it stands."""
+    assert decode_footers(generic(bytes(4))) == []
+
+
+def test_an_enumeration_of_no_texts_has_no_items() -> None:
+    """TileDB allows enumerations that get their values later."""
+    empty = Enumeration("e", Datatype.STRING_UTF8, VAR, is_ordered=False, data=b"", offsets=())
+    assert empty.items() == []
+
+
+def test_a_condition_with_values_and_no_offsets_is_damaged() -> None:
+    """Without values either it is a comparison with nothing."""
+    head = b"\x01" + bytes([Operator.IN]) + (1).to_bytes(4, "little") + b"a"
+    with pytest.raises(FormatError, match="no offsets"):
+        decode_condition(generic(head + (3).to_bytes(8, "little") + b"xyz" + bytes(8)))
+    found = decode_condition(generic(head + bytes(8) + bytes(8)))
+    assert found == Comparison("a", Operator.IN, b"", ())
 
 
 @pytest.mark.parametrize("kind", sorted(SAMPLES))

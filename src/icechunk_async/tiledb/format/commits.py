@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
@@ -97,8 +98,7 @@ def decode_footers(data: bytes | memoryview) -> list[FooterPlace]:
     first = cursor.position
     found: list[FooterPlace] = []
     # No length is stored with a footer here: it ends where the next one begins.
-    starts = sorted({at for _, at in entries})
-    following = dict(zip(starts, [*starts[1:], len(plain)], strict=True))
+    following = dict(pairwise([*sorted({at for _, at in entries}), len(plain)]))
     for fragment, at in entries:
         if not first <= at < len(plain):
             raise cursor.damaged(f"the footer of {fragment!r} is not in it")

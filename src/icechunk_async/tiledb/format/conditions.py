@@ -7,6 +7,7 @@ comparison with a null is false.
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
@@ -109,8 +110,10 @@ def _tree(cursor: Cursor, depth: int) -> Condition:
         return Comparison(field, operator, value)
     # Their length in bytes comes first. Where the last value ends is not among them.
     starts = cursor.array("<u8", cursor.u64() // 8).tolist()
-    ends = [*starts[1:], len(value)]
-    if any(a > b or b > len(value) for a, b in zip(starts, ends, strict=True)):
+    if value and not starts:
+        raise cursor.damaged("it has values and no offsets of them")
+    spans = list(pairwise([*starts, len(value)]))
+    if any(a > b or b > len(value) for a, b in spans):
         raise cursor.damaged("the offsets of its values do not rise")
-    members = tuple(value[a:b] for a, b in zip(starts, ends, strict=True))
+    members = tuple(value[a:b] for a, b in spans)
     return Comparison(field, operator, b"", members)

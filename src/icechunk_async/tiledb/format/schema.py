@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.dataclasses import dataclass
@@ -237,8 +238,7 @@ class Enumeration:
         if self.offsets is None:
             size = stored_dtype(self.datatype).itemsize * self.values
             return [self.data[at : at + size] for at in range(0, len(self.data), size)]
-        ends = (*self.offsets[1:], len(self.data))
-        return [self.data[a:b] for a, b in zip(self.offsets, ends, strict=True)]
+        return [self.data[a:b] for a, b in pairwise((*self.offsets, len(self.data)))]
 
 
 def check_version(version: int, what: str) -> int:
