@@ -601,7 +601,9 @@ class Session(_Hierarchy):
             publisher.flusher,
             session_id=None if lease is None else lease.session_id,
             distrust=publisher.guard.distrust,
-            view=self._shared,
+            # A session without a lease is in no circle: it is freed, with its changes, as soon as
+            # nobody holds it.
+            view=None if lease is None else self._shared,
         )
         if lease is None:
             return _Writing(publisher, forks, None)

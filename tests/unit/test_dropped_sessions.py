@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,27 @@ async def test_sessions_whose_changes_are_not_missed_are_silent(
             session.discard_changes()
         del session
     assert not _warnings_of_dropping()
+
+
+@pytest.mark.parametrize("how", ["committed", "discarded", "unchanged", "reader"])
+async def test_a_session_is_freed_as_soon_as_nobody_holds_it(filled: Repository, how: str) -> None:
+    """No collection is needed for its changes, which may be most of what a process holds."""
+    begin = filled.readonly_session if how == "reader" else filled.writable_session
+    gc.disable()
+    try:
+        session = await begin("main")
+        parts: list[weakref.ref[object]] = [weakref.ref(session)]
+        parts.append(weakref.ref(session.workspace))
+        if how in ("committed", "discarded"):
+            await write(session, "a/c/2", b"x")
+        if how == "committed":
+            await session.commit("kept")
+        elif how == "discarded":
+            session.discard_changes()
+        del session
+        assert [it() for it in parts] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def _roll_back(repository: Repository) -> None:

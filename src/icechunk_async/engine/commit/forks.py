@@ -86,7 +86,7 @@ class Forks:
         session_id: bytes | None = None,
         lineage: Lineage | None = None,
         distrust: Callable[[], None] | None = None,
-        view: Callable[[], Shared | None] = lambda: None,
+        view: Callable[[], Shared | None] | None = None,
     ) -> None:
         """Begin without forks.
 
@@ -96,9 +96,9 @@ class Forks:
             session_id: given for a fork of a session.
             lineage: given for a fork of a session.
             distrust: called if the session takes over what was written before it began.
-            view: returns the state that the forks of a session with a lease see; None without one.
+            view: returns the state that the forks of a session with a lease see; none without one.
         """
-        self._view = view
+        self._view = view or (lambda: None)
         self._distrust = distrust
         self.lineage = lineage or Lineage()
         """Which fork this is, if it is one, and which others were merged or are missing."""
