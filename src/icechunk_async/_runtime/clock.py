@@ -65,6 +65,8 @@ class SystemClock:
 
 
 _clock: Clock = SystemClock()
+_ticker: Ticker | None = None
+"""The clock, if it measures the lapse of time as well."""
 
 _STEADY: Final = getattr(time, "CLOCK_BOOTTIME", None)
 """Goes on while the machine sleeps, where the system has such a clock."""
@@ -80,8 +82,8 @@ def elapsed_us() -> int:
 
     Nobody sets this clock: it measures how long something took, however wrong the date is.
     """
-    if isinstance(_clock, Ticker):
-        return _clock.elapsed_us()
+    if _ticker is not None:
+        return _ticker.elapsed_us()
     return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1000
 
 
@@ -142,9 +144,10 @@ def uniform() -> float:
 @contextmanager
 def use_clock(clock: Clock) -> Generator[None]:
     """Replace the clock of the whole process for the length of a test."""
-    global _clock
-    previous, _clock = _clock, clock
+    global _clock, _ticker
+    previous = _clock, _ticker
+    _clock, _ticker = clock, clock if isinstance(clock, Ticker) else None
     try:
         yield
     finally:
-        _clock = previous
+        _clock, _ticker = previous

@@ -87,7 +87,7 @@ def _histogram(name: str) -> Histogram:
 
 def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
     """Return a context manager that makes its block a span; an error in it marks the span."""
-    if not is_installed():
+    if not is_listening():
         return nullcontext()
     named = {f"icechunk.{key}": value for key, value in attributes.items()}
     return tracer().start_as_current_span(f"icechunk.{name}", attributes=named)

@@ -170,14 +170,16 @@ def test_retries_and_cache_reads_are_counted() -> None:
 
 
 def test_nobody_listening_costs_no_wrapper() -> None:
-    """Where nothing was set up, requests pass no tracer."""
+    """Where nothing was set up, requests pass no tracer, and nothing of it is imported."""
     code = """
+        import sys
         from icechunk_async.storage.policies.stack import traced
         import icechunk_async._runtime.telemetry as telemetry
         storage = object()
         assert traced(storage) is storage
         with telemetry.span("anything", branch="main"):
             pass
+        assert "opentelemetry" not in sys.modules
         telemetry.is_installed.cache_clear()
         import importlib.util
         importlib.util.find_spec = lambda name: None
