@@ -12,6 +12,7 @@ from icechunk_async.format.operations_log import (
     BOOL,
     BYTE,
     MEMBERS,
+    SHORT,
     SNAPSHOT,
     STATUS,
     TEXT,
@@ -65,17 +66,24 @@ class UpdateSpans:
         spans = Spans(details, vtables=vtables)
         # A later version of the format may have given this kind another field.
         self.foreign[rows[details.reaches(len(forms))]] = True
+        # An entry that is copied must be as sound as one that is decoded: all of it is read.
         for slot, form in enumerate(forms):
-            # For its checks: an entry that is copied must be as sound as one that is decoded.
-            _decode_slot(details, slot, form)
-            if form == TEXT:
-                spans.cover(details.vector(slot, 1, 1), ended=True)
-            elif form == STATUS:
-                statuses = details.tables(slot, required="status")
-                self.foreign[rows[statuses.reaches(3)]] = True
-                inner = Spans(statuses, vtables=vtables)
-                inner.cover(statuses.vector(2, 1, 1), ended=True)
-                spans.cover_tables(np.arange(len(rows)), inner)
+            match form:
+                case _ if form == TEXT:
+                    texts = details.vector(slot, 1, 1, required="name")
+                    texts.check_text()
+                    spans.cover(texts, ended=True)
+                case _ if form == SNAPSHOT:
+                    details.struct(slot, SnapshotId.size_bytes, field="snapshot id")
+                case _ if form == STATUS:
+                    _decode_slot(details, slot, form)
+                    statuses = details.tables(slot, required="status")
+                    self.foreign[rows[statuses.reaches(3)]] = True
+                    inner = Spans(statuses, vtables=vtables)
+                    inner.cover(statuses.vector(2, 1, 1), ended=True)
+                    spans.cover_tables(np.arange(len(rows)), inner)
+                case _:
+                    details.scalar(slot, 2 if form == SHORT else 1)
         self.spans.cover_tables(rows, spans)
 
 

@@ -47,6 +47,8 @@ _WRITTEN: Final[dict[type, tuple[int, tuple[str, ...], tuple[int, ...], Shape]]]
     for number, (cls, forms) in MEMBERS.items()
 }
 _UPDATE: Final = Shape("B", REF, "Q", REF)
+_FEWEST_TOGETHER: Final = 4
+"""Commits that are built as copies of one; fewer are quicker one by one."""
 
 
 def encode_log(log: OperationsLog) -> Block | tuple[Long, int]:
@@ -101,7 +103,11 @@ def encode_updates(updates: Sequence[Update]) -> list[Block]:
         else:
             found[row] = _build(update)
     for rows in alike.values():
-        for row, block in zip(rows, _build_commits([updates[it] for it in rows]), strict=True):
+        if len(rows) < _FEWEST_TOGETHER:
+            built = [_build(updates[it]) for it in rows]
+        else:
+            built = _build_commits([updates[it] for it in rows])
+        for row, block in zip(rows, built, strict=True):
             found[row] = block
     return cast("list[Block]", found)
 
