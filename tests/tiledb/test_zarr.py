@@ -164,11 +164,13 @@ async def test_enumerations_and_nulls_come_with_their_meaning(tmp_path: Path) ->
         _enumeration("colors", np.array(["red", "green", "blue"])),
         _enumeration("sizes", np.array([1, 10, 100], "i8"), is_ordered=True),
         _enumeration("phrases", np.array(["two words", "one"])),
+        theirs.Enumeration("later", ordered=False, dtype=np.dtype("U0")),  # no words yet
     ]
     attributes = [
         theirs.Attr("color", dtype="i1", enum_label="colors", nullable=True),
         theirs.Attr("size", dtype="u1", enum_label="sizes"),
         theirs.Attr("phrase", dtype="i4", enum_label="phrases"),
+        theirs.Attr("word", dtype="i4", enum_label="later"),
     ]
     dim = theirs.Dim("x", domain=(0, 9), tile=5, dtype="int32")
     theirs.Array.create(
@@ -181,12 +183,13 @@ async def test_enumerations_and_nulls_come_with_their_meaning(tmp_path: Path) ->
             "color": colors,
             "size": (np.arange(10) % 3).astype("u1"),
             "phrase": (np.arange(10) % 2).astype("i4"),
+            "word": np.zeros(10, "i4"),
         }
     async with referring(place) as repository, open_array(place) as native:
         session = await repository.writable_session("main")
         await write_virtual_array(session, native, "grid", validity=True)
         about: dict[str, Any] = {}
-        for name in ("color", "size", "phrase", "color_validity"):
+        for name in ("color", "size", "phrase", "word", "color_validity"):
             made: Any = await zarr_async.open_array(store=session.store, path=f"grid/{name}")
             about[name] = dict(made.attrs)
             values = await made.getitem(...)
@@ -203,6 +206,7 @@ async def test_enumerations_and_nulls_come_with_their_meaning(tmp_path: Path) ->
     }
     assert about["phrase"]["tiledb_enumeration"]["values"] == ["two words", "one"]
     assert "flag_meanings" not in about["phrase"]
+    assert about["word"]["tiledb_enumeration"]["values"] == []
 
 
 @pytest.mark.blocks_the_loop
