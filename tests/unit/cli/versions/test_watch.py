@@ -109,7 +109,9 @@ def test_a_redirect_is_no_receipt(
     server.statuses.append(status)
     refused = run("watch", repository, "--since", "main~2", "--post", url, "--count", "1")
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert f"status {status}" in " ".join(refused.stderr.split())
+    message = " ".join(refused.stderr.split())
+    assert f"status {status}" in message
+    assert f"give --post its address, '{url.removesuffix('hook')}elsewhere'" in message
     assert [event["id"] for _, event in server.events] == [sample.v1]
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urljoin
 
 import anyio
 import typer
@@ -42,6 +44,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _TIMEOUT_SECONDS: Final = 30.0
 _TOO_MANY_REQUESTS: Final = 429
+_SHOWN_LETTERS: Final = 500
 
 
 _Branch = Annotated[
@@ -186,24 +189,35 @@ class Webhook:
                         allow_redirects=False,
                     ) as reply:
                         status = reply.status
+                        target = reply.headers.get("Location", "") if status < 400 else ""
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    status, found = 0, f"{type(error).__name__}: {error}"
+                    status, target, found = 0, "", f"{type(error).__name__}: {error}"
                 else:
                     found = f"status {status}"
                 if 200 <= status < 300:
                     return
                 # The same event would be refused, or sent elsewhere, again and for ever.
                 if 300 <= status < 500 and status != _TOO_MANY_REQUESTS:
-                    raise InvalidInputError(
-                        f"The server at {self._url!r} refuses the event of snapshot {event_id} "
-                        f"({found}). It was not sent again; use --since with the commit "
-                        "before it."
-                    )
+                    raise self._refusal(event_id, found, target)
                 _log.warning("sending %s failed (%s); again in %.1f s", event_id, found, pause)
                 await anyio.sleep(pause)
                 # For ever, and never to the next event: receivers get all commits in order, or none
                 # after a gap.
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _refusal(self, event_id: str, found: str, target: str) -> InvalidInputError:
+        if not target:
+            return InvalidInputError(
+                f"The server at {self._url!r} refuses the event of snapshot {event_id} ({found}). "
+                "It was not sent again; use --since with the commit before it."
+            )
+        with suppress(ValueError):  # anything may come from a server
+            target = urljoin(self._url, target)
+        return InvalidInputError(
+            f"The server at {self._url!r} redirects the event of snapshot {event_id} ({found}), "
+            "and redirects are not followed. If you trust the target, give --post its address, "
+            f"{target[:_SHOWN_LETTERS]!r}, and --since the commit before this one."
+        )
 
 
 def _show_commit(document: CommitLine, console: Console) -> None:
