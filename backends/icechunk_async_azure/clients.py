@@ -22,7 +22,8 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob.aio import BlobServiceClient
 
-from icechunk_async.errors import InvalidInputError, StorageClosedError
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.storage.ending import Ending
 from icechunk_async_azure.options import is_async
 
 if TYPE_CHECKING:
@@ -375,7 +376,7 @@ class Clients:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
-        self.closed = False
+        self.closed: Ending | None = None
 
     def check_open(self) -> None:
         """Raise an error after the storage was closed.
@@ -383,10 +384,8 @@ class Clients:
         Raises:
             StorageClosedError: the storage was closed.
         """
-        if self.closed:
-            raise StorageClosedError(
-                "The storage was used after its 'async with' block ended. Open it again."
-            )
+        if self.closed is not None:
+            raise self.closed.error("The storage")
 
     def expires(self, loop: asyncio.AbstractEventLoop) -> datetime | None:
         """Return when the token that ``loop`` uses expires, if it says so."""
@@ -473,7 +472,7 @@ class Clients:
     async def close(self) -> None:
         """Close the clients of all loops; wait a short time for those of other loops."""
         with self._lock:
-            self.closed = True
+            self.closed = Ending()
             # A copy: each client takes itself out of the dictionary when it is closed.
             clients = dict(self._open)
         here = asyncio.get_running_loop()

@@ -15,7 +15,8 @@ import anyio.to_thread
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped, unused-ignore]
 from yarl import URL
 
-from icechunk_async.errors import StorageClosedError, StorageError
+from icechunk_async.errors import StorageError
+from icechunk_async.storage.ending import Ending
 from icechunk_async_gcs.failures import NETWORK_ERRORS, Refused, never_sent, not_reached, refusal
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Service:
         self._authorities = authorities
         self._clients: dict[asyncio.AbstractEventLoop, _Client] = {}
         self._lock = threading.Lock()  # held over no await
-        self._closed = False
+        self._closed: Ending | None = None
         self._host = ""
         self.objects: Final = f"/storage/v1/b/{quote(bucket, safe='')}/o"
         self.project = options.project
@@ -119,15 +120,13 @@ class Service:
 
     def check_open(self) -> None:
         """Raise StorageClosedError after the storage was closed."""
-        if self._closed:
-            raise StorageClosedError(
-                f"{self._name} was used after its 'async with' block ended. Open it again."
-            )
+        if self._closed is not None:
+            raise self._closed.error(self._name)
 
     async def close(self) -> None:
         """Close all connections; those of other loops are closed there."""
         with self._lock:
-            self._closed = True
+            self._closed = Ending()
             clients, self._clients = self._clients, {}
         here = asyncio.get_running_loop()
         for loop, client in clients.items():

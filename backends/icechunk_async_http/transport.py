@@ -20,6 +20,7 @@ from icechunk_async.errors import (
     TLSError,
     UnreachableError,
 )
+from icechunk_async.storage.ending import Ending
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -50,7 +51,7 @@ class Sessions:
             asyncio.AbstractEventLoop,
             tuple[AsyncGenerator[aiohttp.ClientSession], aiohttp.ClientSession],
         ] = {}
-        self.closed = False
+        self.closed: Ending | None = None
 
     def check_open(self) -> None:
         """Raise an error after the storage was closed.
@@ -58,10 +59,8 @@ class Sessions:
         Raises:
             StorageClosedError: the storage's block has ended.
         """
-        if self.closed:
-            raise StorageClosedError(
-                f"{self._name} was used after its 'async with' block ended. Open it again."
-            )
+        if self.closed is not None:
+            raise self.closed.error(self._name)
 
     async def here(self) -> aiohttp.ClientSession:
         """Return the session of the running loop."""
@@ -79,7 +78,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Close this loop's session, and make the other loops close theirs without waiting."""
-        self.closed = True
+        self.closed = Ending()
         here = asyncio.get_running_loop()
         with self._lock:
             all_held, self._held = self._held, {}

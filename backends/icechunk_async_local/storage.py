@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from icechunk_async.errors import (
     InvalidInputError,
-    StorageClosedError,
     StorageError,
     UnsafeStorageError,
 )
 from icechunk_async.storage import StorageDescription
+from icechunk_async.storage.ending import Ending
 from icechunk_async.storage.queueing import WriterQueue
 from icechunk_async_local.at_once import ReadsAtOnce
 from icechunk_async_local.batching import Lane, Loan
@@ -163,7 +163,7 @@ class LocalStorage:
         self._queue = WriterQueue(at_once.open_root)
         self._read_this_turn = 0
         self._small_writes = threading.RLock()
-        self._closed = False
+        self._closed: Ending | None = None
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -190,7 +190,7 @@ class LocalStorage:
         if not self._closed:
             # Before the first await: an operation that another task begins from here on is refused,
             # and so does not race the closing of the threads.
-            self._closed = True
+            self._closed = Ending()
             if not (self._readers.used or self._writers.used or self._files.ledger.used):
                 self._finish()  # there is nothing to wait for
                 return
@@ -364,10 +364,8 @@ class LocalStorage:
         return place_of(key)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise StorageClosedError(
-                f"{self!r} was used after its 'async with' block ended. Open it again."
-            )
+        if self._closed is not None:
+            raise self._closed.error(repr(self))
 
     def _next_page(self, entries: Iterator[ListEntry], prefix: str) -> list[ListEntry]:
         from icechunk_async_local.listing import next_page  # noqa: PLC0415 -- on use

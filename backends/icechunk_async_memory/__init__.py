@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from icechunk_async.errors import (
     InvalidURLError,
     ObjectNotFoundError,
-    StorageClosedError,
 )
 from icechunk_async.storage import (
     ABSENT,
@@ -35,6 +34,7 @@ from icechunk_async.storage import (
     listed,
     slice_range,
 )
+from icechunk_async.storage.ending import Ending
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
@@ -110,7 +110,7 @@ class MemoryStorage:
         """Make a handle; use `open_memory`."""
         self._description = StorageDescription(url)
         self._space = space
-        self._closed = False
+        self._closed: Ending | None = None
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -128,7 +128,7 @@ class MemoryStorage:
 
     def close(self) -> None:
         """Refuse further use; the objects stay."""
-        self._closed = True
+        self._closed = Ending()
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it."""
@@ -234,10 +234,8 @@ class MemoryStorage:
             yield self._space.objects
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise StorageClosedError(
-                f"{self!r} was used after its 'async with' block ended. Open it again."
-            )
+        if self._closed is not None:
+            raise self._closed.error(repr(self))
 
 
 def _find(objects: dict[str, _Stored], key: str) -> _Stored:

@@ -36,6 +36,7 @@ from icechunk_async.storage import (
     Version,
     check_key,
 )
+from icechunk_async.storage.ending import Ending
 from icechunk_async_obstore.failures import Reason, read_report, translate
 from icechunk_async_obstore.options import Service, condition, is_possible, version_of
 from icechunk_async_obstore.reading import (
@@ -80,7 +81,7 @@ class ObstoreStorage:
         self._client = client
         self._place = place
         self._description = description
-        self._closed = False
+        self._closed: Ending | None = None
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -98,7 +99,7 @@ class ObstoreStorage:
 
     def close(self) -> None:
         """Refuse further use."""
-        self._closed = True
+        self._closed = Ending()
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it."""
@@ -317,10 +318,8 @@ class ObstoreStorage:
         return self._place.root + key
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise StorageClosedError(
-                f"{self!r} was used after its 'async with' block ended. Open it again."
-            )
+        if self._closed is not None:
+            raise self._closed.error(repr(self))
 
     def _translated(
         self,

@@ -30,7 +30,8 @@ from botocore import exceptions as botocore_errors
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from icechunk_async.errors import InvalidInputError, StorageClosedError
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.storage.ending import Ending
 from icechunk_async_s3.credentials import CallbackKeys, ChainKeys, FixedKeys, S3Credentials
 
 if TYPE_CHECKING:
@@ -488,7 +489,7 @@ class Connections:
         self._route: Route | None = None  # found out by the loop that comes first
         self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
         self._lock = threading.Lock()  # held over no await
-        self._closed = False
+        self._closed: Ending | None = None
 
     @property
     def is_documented(self) -> bool:
@@ -501,10 +502,8 @@ class Connections:
         Raises:
             StorageClosedError: the storage's block has ended.
         """
-        if self._closed:
-            raise StorageClosedError(
-                f"{self._place.url!r} was used after its 'async with' block ended. Open it again."
-            )
+        if self._closed is not None:
+            raise self._closed.error(repr(self._place.url))
 
     async def here(self) -> Connection:
         """Return the connection of the running loop.
@@ -556,7 +555,7 @@ class Connections:
 
         They are not awaited, because a blocked loop would never finish.
         """
-        self._closed = True
+        self._closed = Ending()
         here = asyncio.get_running_loop()
         with self._lock:
             entries, self._entries = self._entries, {}

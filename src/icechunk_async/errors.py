@@ -215,7 +215,7 @@ class StorageFullError(StorageError):
 
 
 class StorageClosedError(StorageError):
-    """The storage was used outside its ``async with`` block."""
+    """The storage was used outside its ``async with`` block, or after its event loop ended."""
 
     kind = "storage-closed"
 

@@ -11,9 +11,9 @@ import anyio.to_thread
 from icechunk_async.errors import (
     InvalidInputError,
     PreconditionFailedError,
-    StorageClosedError,
     UnsafeStorageError,
 )
+from icechunk_async.storage.ending import Ending
 from icechunk_async.storage.protocol import (
     Absent,
     Capabilities,
@@ -172,7 +172,7 @@ class ThreadedStorage:
         self._objects = objects
         self._description = description
         self._capabilities = capabilities or Capabilities()
-        self._closed = False
+        self._closed: Ending | None = None
 
     def __repr__(self) -> str:
         """Show the URL."""
@@ -184,7 +184,7 @@ class ThreadedStorage:
 
     async def __aexit__(self, *error: object) -> None:
         """Refuse further use; what is under way is finished."""
-        self._closed = True
+        self._closed = Ending()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -266,7 +266,5 @@ class ThreadedStorage:
             raise UnsafeStorageError(f"{self!r} cannot {what}: {reason}.")
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise StorageClosedError(
-                f"{self!r} was used after its 'async with' block ended. Open it again."
-            )
+        if self._closed is not None:
+            raise self._closed.error(repr(self))

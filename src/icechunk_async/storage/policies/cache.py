@@ -16,7 +16,8 @@ import anyio.to_thread
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async._runtime.dataclasses import dataclass
-from icechunk_async.errors import InvalidInputError, StorageClosedError
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.storage.ending import Ending
 from icechunk_async.storage.extensions import PlacedRange
 from icechunk_async.storage.policies.memory_cache import MemoryTier, fits, part_name
 from icechunk_async.storage.protocol import Retrieved, check_key, slice_range
@@ -120,7 +121,7 @@ class Cached:
         self._statistics = CacheStatistics()
         self._deleting = 0
         self._deletions = 0
-        self._closed = False
+        self._closed: Ending | None = None
 
     @property
     def statistics(self) -> CacheStatistics:
@@ -146,7 +147,7 @@ class Cached:
     def close(self) -> None:
         """Drop the memory tier, and refuse further use."""
         with self._lock:
-            self._closed = True
+            self._closed = Ending()
             self._memory.clear()
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
@@ -265,11 +266,8 @@ class Cached:
         await self._storage.sync()
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise StorageClosedError(
-                f"A cache of {self.description.url!r} was used after its 'async with' block "
-                "ended. Open it again."
-            )
+        if self._closed is not None:
+            raise self._closed.error(f"A cache of {self.description.url!r}")
 
     def _count(
         self, answer: Retrieved, *, memory_hits: int = 0, disk_hits: int = 0, misses: int = 0
