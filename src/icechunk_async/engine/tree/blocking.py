@@ -88,8 +88,16 @@ class BlockingChunks:
         """Store the bytes of one chunk; as `Workspace.write_chunk`."""
         workspace = self.workspace
         workspace.check_target(path, coords, data)
-        if workspace.deduplication is not None and self._is_there(path, coords, data):
-            return
+        known = workspace.deduplication
+        if known is not None:
+            found, keeps_sums = self.find(path, coords), workspace.assets.keeps_sums
+            if found is not None and known.is_there_blocking(
+                found,
+                data,
+                with_sum=(lambda: self._find_with_sum(path, coords)) if keeps_sums else None,
+                read=lambda: self.read(path, coords),
+            ):
+                return
         recorder = workspace.recorder
         if recorder is None:
             workspace.put_ref(path, coords, self._store(data))
@@ -102,26 +110,14 @@ class BlockingChunks:
         workspace.put_ref(path, coords, ref)
         recorder.keep(node, coords, ref, measured)
 
-    def _is_there(self, path: str, coords: Coordinates, data: Data) -> bool:
-        """Return whether a chunk has these bytes already; see `Deduplication.is_there`."""
-        assert self.workspace.deduplication is not None
-        ref = self.find(path, coords)
-        return ref is not None and self.workspace.deduplication.is_there_blocking(
-            ref,
-            data,
-            with_sum=lambda: self._find_with_sum(path, coords),
-            read=lambda: self.read(path, coords),
-        )
-
     def _find_with_sum(self, path: str, coords: Coordinates) -> ChunkRef | None:
-        """Return a chunk of the base with its sum; None without one, or if no sums are kept."""
-        assets = self.workspace.assets
-        base = self.workspace.in_base(path) if assets.keeps_sums else None
+        """Return a chunk of the base with its sum, if that is known; None without a chunk."""
+        base = self.workspace.in_base(path)
         if base is None:
             return None
         for info in base.candidates(coords):
             found = self.files.manifests.find_with_sum(
-                info.id, info.size_bytes, base.node.id, coords, assets.sums
+                info.id, info.size_bytes, base.node.id, coords, self.workspace.assets.sums
             )
             if found is not None:
                 return found

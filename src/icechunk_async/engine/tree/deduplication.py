@@ -63,7 +63,7 @@ class Deduplication:
         ref: ChunkRef,
         data: Data,
         *,
-        with_sum: Callable[[], Awaitable[ChunkRef | None]],
+        with_sum: Callable[[], Awaitable[ChunkRef | None]] | None,
         read: Callable[[], Awaitable[Data | None]],
     ) -> bool:
         """Return whether a chunk has these bytes already, as the session sees it.
@@ -73,7 +73,8 @@ class Deduplication:
         Args:
             ref: the chunk at the place.
             data: the bytes.
-            with_sum: finds the chunk in the base with its sum; None if it has none.
+            with_sum: finds the chunk in the base with its sum, if that is known. None: no sums are
+                kept.
             read: reads the chunk.
 
         Raises:
@@ -83,7 +84,7 @@ class Deduplication:
         chunk, and before it, for a chunk without a sum, that of ``with_sum``.
         """
         decided = self._decided(ref, data)
-        if decided is None and _lacks_sum(ref):
+        if decided is None and with_sum is not None and _lacks_sum(ref):
             decided = self._decided(_if_one(await with_sum(), ref), data)
         if decided is not None:
             return decided
@@ -98,12 +99,12 @@ class Deduplication:
         ref: ChunkRef,
         data: Data,
         *,
-        with_sum: Callable[[], ChunkRef | None],
+        with_sum: Callable[[], ChunkRef | None] | None,
         read: Callable[[], Data | None],
     ) -> bool:
         """Return whether a chunk has these bytes already, on the calling thread; as `is_there`."""
         decided = self._decided(ref, data)
-        if decided is None and _lacks_sum(ref):
+        if decided is None and with_sum is not None and _lacks_sum(ref):
             decided = self._decided(_if_one(with_sum(), ref), data)
         if decided is not None:
             return decided

@@ -412,8 +412,16 @@ class Workspace:
         """
         # Before bytes are stored, so that a mistake leaves no object behind; `put_ref` looks again.
         self.check_target(path, coords, data)
-        if self.deduplication is not None and await self._is_there(path, coords, data):
-            return
+        if self.deduplication is not None:
+            handle = await self.find_chunk(path, coords)
+            keeps_sums = self.assets.keeps_sums
+            if handle is not None and await self.deduplication.is_there(
+                handle.ref,
+                data,
+                with_sum=(lambda: self._find_with_sum(path, coords)) if keeps_sums else None,
+                read=lambda: self.read_chunk(path, coords),
+            ):
+                return
         recorder = self.recorder
         if recorder is None:
             ref = await self.store_bytes(data)
@@ -431,20 +439,9 @@ class Workspace:
         self.put_ref(path, coords, ref, if_absent=if_absent)
         recorder.keep(node, coords, ref, measured)
 
-    async def _is_there(self, path: str, coords: Coordinates, data: Data) -> bool:
-        """Return whether a chunk has these bytes already; see `Deduplication.is_there`."""
-        assert self.deduplication is not None
-        handle = await self.find_chunk(path, coords)
-        return handle is not None and await self.deduplication.is_there(
-            handle.ref,
-            data,
-            with_sum=lambda: self._find_with_sum(path, coords),
-            read=lambda: self.read_chunk(path, coords),
-        )
-
     async def _find_with_sum(self, path: str, coords: Coordinates) -> ChunkRef | None:
-        """Return a chunk of the base with its sum; None without one, or if no sums are kept."""
-        base = self.in_base(path) if self.assets.keeps_sums else None
+        """Return a chunk of the base with its sum, if that is known; None without a chunk."""
+        base = self.in_base(path)
         if base is None:
             return None
         for info in base.candidates(coords):
