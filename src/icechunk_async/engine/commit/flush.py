@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import field, replace
 from functools import partial
-from itertools import batched, islice
+from itertools import batched, islice, starmap
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -213,10 +213,13 @@ class Flusher:
             raise
         small.update(zip((node.id for node in others), large, strict=True))
         written = await self._share([small[node.id] for node in changed])
-        for node, moved in await self._move_out(base, tree, changed, written):
-            changed.append(node)
-            written.append(moved)
-        return self._flushed(base, tree, changed, written)
+        nodes, left = _with_written(tree, changed, written)
+        moved = await self._move_out(base, nodes, left)
+        if moved:
+            nodes = nodes.edited(starmap(_with_manifests, moved))
+            left |= _left_by(tree, moved)
+            written += [it for _, it in moved]
+        return self._flushed(base, nodes, written, left)
 
     async def rewrite(
         self, base: Snapshot, tree: WorkingTree, progress: ProgressCallback = no_progress
@@ -242,7 +245,8 @@ class Flusher:
         for some in _together(arrays, count):
             found = await bounded_map(write, some, limit=_CONCURRENT_REWRITES)
             written += await self._share(found, store=True)
-        return self._flushed(base, tree, arrays, written)
+        nodes, left = _with_written(tree, arrays, written)
+        return self._flushed(base, nodes, written, left)
 
     async def cells(self, node: Node, base: Snapshot) -> list[CellPlan]:
         """Divide all references of an array among manifests, for `rewrite_cells`.
@@ -284,14 +288,14 @@ class Flusher:
             )
             for node in arrays
         ]
-        return self._flushed(base, tree, arrays, joined)
+        nodes, left = _with_written(tree, arrays, joined)
+        return self._flushed(base, nodes, joined, left)
 
     def _flushed(
-        self, base: Snapshot, tree: WorkingTree, changed: list[Node], written: list[Written]
+        self, base: Snapshot, nodes: Nodes, written: list[Written], left: set[ManifestId]
     ) -> Flushed:
-        """Put new manifests into their nodes, and keep those of the other nodes."""
+        """List the manifests of all nodes, of which some left those of the base."""
         made = {it: info for files in written for it, info in files.files.items()}
-        nodes = tree.edited().edited(map(_with_manifests, changed, written))
         used: dict[ManifestId, ManifestFileInfo] = {}
         for node in nodes.put.values():
             for ref in node.array.manifests if node.array is not None else ():
@@ -302,12 +306,11 @@ class Flusher:
                         f"{base.id} does not list. The repository is damaged."
                     )
                 used[ref.manifest_id] = info
-        dropped = _left_by(tree, changed, written)
         files = Files.of(base.manifests).edited(
             [info for manifest_id, info in used.items() if manifest_id in made],
             # Exactly the manifests that nodes use (spec, "Manifests"): one that a changed array
             # left stays listed while another array shares it.
-            dropped - nodes.using(dropped - used.keys()) - used.keys(),
+            left - nodes.using(left - used.keys()) - used.keys(),
         )
         packed = {
             manifest_id: data
@@ -357,7 +360,7 @@ class Flusher:
         return self._encode_refs(manifest_id, arrays, kept=all(it.replaces for it in group))
 
     async def _move_out(
-        self, base: Snapshot, tree: WorkingTree, changed: list[Node], written: list[Written]
+        self, base: Snapshot, nodes: Nodes, left: set[ManifestId]
     ) -> list[tuple[Node, Written]]:
         """Move arrays that did not change out of shared manifests that are mostly garbage now.
 
@@ -366,15 +369,14 @@ class Flusher:
         """
         if not self._assets.layout.manifests.shares:
             return []
-        left = {
+        shared = {
             it
-            for it in _left_by(tree, changed, written)
+            for it in left
             if (info := base.manifests.get(it)) is not None and 1 < info.num_chunk_refs <= MOST_REFS
         }
-        if not left:
+        if not shared:
             return []
-        nodes = tree.edited().edited(map(_with_manifests, changed, written))
-        users = dict(islice(nodes.users(left).items(), _LOOKED_AT))
+        users = dict(islice(nodes.users(shared).items(), _LOOKED_AT))
         found = await bounded_map(
             lambda it: self._mostly_garbage(base, it, users[it]),
             list(users),
@@ -389,8 +391,8 @@ class Flusher:
                 before = waiting.get(node.id, Written(node.array.manifests))
                 kept = tuple(ref for ref in before.refs if ref.manifest_id != manifest.id)
                 waiting[node.id] = Written(kept, waiting=(*before.waiting, it))
-        shared = await self._share(list(waiting.values()))
-        return list(zip(moving.values(), shared, strict=True))
+        moved = await self._share(list(waiting.values()))
+        return list(zip(moving.values(), moved, strict=True))
 
     async def _mostly_garbage(
         self, base: Snapshot, manifest_id: ManifestId, users: list[NodeId]
@@ -870,19 +872,29 @@ def _movable(manifest: Manifest, nodes: Nodes, users: list[NodeId]) -> list[tupl
     return [] if manifest.strays else found
 
 
-def _left_by(
+def _with_written(
     tree: WorkingTree, changed: Sequence[Node], written: Sequence[Written]
-) -> set[ManifestId]:
-    """Return the manifests that changed and deleted arrays have in the base and use no longer."""
+) -> tuple[Nodes, set[ManifestId]]:
+    """Return all nodes with the manifests written for them, and those of the base that they left.
 
-    def used(node: Node | None) -> set[ManifestId]:
-        array = None if node is None else node.array
-        return set() if array is None else {ref.manifest_id for ref in array.manifests}
+    Deleted arrays left theirs as well.
+    """
+    pairs = list(zip(changed, written, strict=True))
+    left = _left_by(tree, pairs).union(*map(_manifests_of, tree.deleted_nodes()))
+    return tree.edited().edited(starmap(_with_manifests, pairs)), left
 
+
+def _left_by(tree: WorkingTree, written: Iterable[tuple[Node, Written]]) -> set[ManifestId]:
+    """Return the manifests that arrays have in the base and use no longer."""
     left: set[ManifestId] = set()
-    for node, now in zip(changed, written, strict=True):
-        left |= used(tree.base_node(node)) - {ref.manifest_id for ref in now.refs}
-    return left.union(*map(used, tree.deleted_nodes()))
+    for node, now in written:
+        left |= _manifests_of(tree.base_node(node)) - {ref.manifest_id for ref in now.refs}
+    return left
+
+
+def _manifests_of(node: Node | None) -> set[ManifestId]:
+    array = None if node is None else node.array
+    return set() if array is None else {ref.manifest_id for ref in array.manifests}
 
 
 def _sidecar(manifest_id: ManifestId, arrays: Mapping[NodeId, ChunkRefs], packed: bytes) -> Sidecar:

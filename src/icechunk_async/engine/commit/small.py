@@ -93,8 +93,9 @@ def merged(
     for it in arrays:
         rank = len(it.grid)
         changed = it.changes.columns()
-        old = ChunkRefs.empty(rank)
-        if it.source is not None:
+        if it.source is None:
+            old = ChunkRefs.empty(rank)
+        else:
             old = manifests[it.source].refs(it.node_id, rank)
         few = len(old) + len(changed) <= MOST_REFS_OF_ONE and len(old.inline) <= _MOST_INLINE
         if few and not len(old.locations) and not len(changed.locations):

@@ -143,6 +143,14 @@ class _SingleColumns:
 
 _NOTHING: Final = memoryview(b"")
 _COLUMNS: Final = ("coords", "kinds", "objects", "offsets", "lengths", "etags", "modified")
+_CONSTANTS: Final = {
+    "objects": (0, "u4"),
+    "offsets": (0, "u8"),
+    "lengths": (0, "u8"),
+    "etags": (NO_ETAG, "i4"),
+    "modified": (0, "u4"),
+}
+"""The columns that references may do without: their value, and its type."""
 _INLINE, _NATIVE, _VIRTUAL = map(int, (Kind.INLINE, Kind.NATIVE, Kind.VIRTUAL))
 """Plain numbers, since each chunk that is read is compared with them."""
 
@@ -199,11 +207,9 @@ class ChunkRefs:
         if isinstance(kinds, Kind):
             kinds = constant(kinds, count, "u1")
         # Constants take no memory, and most references have neither ETags nor times.
-        columns.setdefault("objects", constant(0, count, "u4"))
-        columns.setdefault("offsets", constant(0, count, "u8"))
-        columns.setdefault("lengths", constant(0, count, "u8"))
-        columns.setdefault("etags", constant(NO_ETAG, count, "i4"))
-        columns.setdefault("modified", constant(0, count, "u4"))
+        for name, (value, dtype) in _CONSTANTS.items():
+            if name not in columns:
+                columns[name] = constant(value, count, dtype)
         return cls(coords, kinds, **columns)
 
     @classmethod

@@ -300,8 +300,10 @@ class Nodes(Mapping[str, Node]):
         rows = np.flatnonzero(_are_in(layout.manifest_heads, sought))
         covered = set(self._covered.values())
         for row, node in zip(rows.tolist(), layout.manifest_rows[rows].tolist(), strict=True):
+            if node in covered:  # all of them, where all arrays of a manifest changed
+                continue
             manifest_id = ManifestId(layout.manifest_ids[row].tobytes())
-            if node not in covered and manifest_id in wanted:
+            if manifest_id in wanted:
                 yield manifest_id, node
 
 
