@@ -17,7 +17,6 @@ import sys
 from typing import Final
 
 from icechunk_async._version import __version__
-from icechunk_async.cli.streams import open_what_is_closed, reporting_output
 
 __all__ = ["main"]
 
@@ -36,9 +35,17 @@ _OBJECTS: Final = 100_000
 
 def main() -> None:
     """Run the command with the arguments of this process."""
-    open_what_is_closed()
-    with reporting_output():
-        _run()
+    _open_what_is_closed()
+    try:
+        try:
+            _run()
+        finally:
+            # As the interpreter ends, an error of the last write would be one without a sentence.
+            sys.stdout.flush()
+    except OSError as error:
+        from icechunk_async.cli.streams import end_with  # noqa: PLC0415 -- only in need
+
+        end_with(error)
 
 
 def _run() -> None:
@@ -69,6 +76,14 @@ def _run() -> None:
     finally:
         # As the interpreter ends it would look for garbage among all that is there, several times.
         gc.freeze()
+
+
+def _open_what_is_closed() -> None:
+    """Give streams to a process that was started without them, who wants the work and no output."""
+    # Python sets them to None then, and the work would end where it looks for a terminal.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 -- to the end
 
 
 def _check_installed() -> None:

@@ -37,7 +37,6 @@ from icechunk_async.cli.console import (
     one_line,
     warn,
 )
-from icechunk_async.cli.streams import drop_output
 from icechunk_async.errors import (
     FormatError,
     IcechunkError,
@@ -529,6 +528,8 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
             _complain(f" ({error.kind})", in_command_words(text))
         raise typer.Exit(error_code) from None
     except BrokenPipeError:  # the reader has enough
+        from icechunk_async.cli.streams import drop_output  # noqa: PLC0415 -- only in need
+
         drop_output()
         raise typer.Exit(0) from None
     # After BrokenPipeError, which is one.
@@ -540,6 +541,8 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
         try:
             sys.stdout.flush()
         except OSError:
+            from icechunk_async.cli.streams import drop_output  # noqa: PLC0415 -- only in need
+
             drop_output()
         raise typer.Exit(error_code) from None
     except KeyboardInterrupt:

@@ -1,48 +1,28 @@
-"""The standard streams of the process: they may be closed, full, or read by nobody."""
+"""Standard output that cannot be written: the disk is full, or nobody reads the pipe."""
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-__all__ = ["drop_output", "open_what_is_closed", "reporting_output"]
+__all__ = ["drop_output", "end_with"]
 
 
-def open_what_is_closed() -> None:
-    """Give streams to a process that was started without them, who wants the work and no output."""
-    # Python sets them to None then, and the work would end where it looks for a terminal.
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 -- to the end
-
-
-@contextmanager
-def reporting_output() -> Generator[None]:
+def end_with(error: OSError) -> NoReturn:
     """Turn an error of the output into one sentence and an exit code.
 
     Commands report theirs themselves. This is for what is printed around them, such as help.
     """
-    try:
-        try:
-            yield
-        finally:
-            # As the interpreter ends, an error of the last write would be one without a sentence.
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough
-        drop_output()
+    if "--debug" in sys.argv:
+        raise error
+    drop_output()
+    if isinstance(error, BrokenPipeError):  # the reader has enough
         raise SystemExit(0) from None
-    except OSError as error:
-        if "--debug" in sys.argv:
-            raise
-        drop_output()
-        with suppress(OSError):
-            sys.stderr.write(f"Error: {error}. --debug shows where it happened.\n")
-        raise SystemExit(1) from None
+    with suppress(OSError):
+        sys.stderr.write(f"Error: {error}. --debug shows where it happened.\n")
+    raise SystemExit(1) from None
 
 
 def drop_output() -> None:
