@@ -152,8 +152,10 @@ class World:
                 continue
             array = self.arrays[name]
             flat = array.column()
-            if not nan_as_null and pa.types.is_floating(schema.field(name).type):
-                flat = [np.nan if it is None else it for it in flat]
+            if pa.types.is_floating(schema.field(name).type):
+                # Also integers: those of `_Unsigned` with missing ones are doubles, as in xarray.
+                missing = None if nan_as_null else np.nan
+                flat = [missing if it is None else float(it) for it in flat]
             axes = [dims.index(it) for it in array.dims]
             index = [
                 int(np.ravel_multi_index([place[axis] for axis in axes], array.raw.shape))
