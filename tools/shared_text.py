@@ -25,6 +25,8 @@ _BEFORE_CODE: Final = re.compile(r"::(?=\n\n {4})")
 _LATE: Final = "icechunk_async._runtime.dataclasses.dataclass"
 _KNOWN: Final = "dataclasses.dataclass"
 _PAIR: Final = re.compile(r"(asked|owned|iterated|_in_session)\((\w+)\.(\w+)")
+_BLOCKING: Final = re.compile(r"(?:(?:class|static)method\()?blocking\((\w+)")
+_AWAITED: Final = re.compile(r"Coroutine\[Any, Any, (.*)\]$")
 
 
 class SharedText(griffe.Extension):
@@ -59,6 +61,21 @@ class SharedText(griffe.Extension):
                     native = _native(home, _PAIR.match(str(member.value)))
                     if native is not None:
                         home.set_member(member.name, _renamed(native, member, home))
+            _add_blocking(home)
+
+
+def _add_blocking(home: griffe.Class | griffe.Module) -> None:
+    """Give what is declared as `name = blocking(name_async)` what is written at the other."""
+    for member in list(home.members.values()):
+        found = isinstance(member, griffe.Attribute) and _BLOCKING.match(str(member.value))
+        awaited = home.members.get(found[1]) if found else None
+        if isinstance(awaited, griffe.Function):
+            twin = copy.copy(awaited)
+            twin.name, twin.parent = member.name, home
+            twin.labels = awaited.labels - {"async"}
+            result = _AWAITED.match(str(awaited.returns))
+            twin.returns = result[1] if result else awaited.returns
+            home.set_member(member.name, twin)
 
 
 def as_markdown(text: str) -> str:
@@ -119,6 +136,8 @@ def _renamed(
     twin.name, twin.parent = member.name, home
     twin.lineno, twin.endlineno = member.lineno, member.endlineno
     twin.returns = _returned(native, member, home)
+    if not member.name.endswith("_async"):
+        twin.labels = native.labels - {"async"}
     return twin
 
 

@@ -112,6 +112,19 @@ def test_both_methods_of_a_pair_are_shown_with_what_they_return(name: str) -> No
         assert str(shown.members[it].returns) == returned, it
 
 
+@pytest.mark.parametrize("name", ["Repository", "Session"])
+def test_methods_that_block_are_shown_as_those_that_are_awaited(name: str) -> None:
+    """Also where only the latter is written out: pages show the blocking one of each pair."""
+    shown = shown_package()[f"sync.{name.lower()}.{name}"].members
+    pairs = [it.removesuffix("_async") for it in shown if it.endswith("_async")]
+    assert len(pairs) > 5
+    for it in pairs:
+        assert shown[it].is_function, it
+        assert "async" not in shown[it].labels, it
+        assert shown[it].docstring.value == shown[f"{it}_async"].docstring.value, it
+        assert "Coroutine" not in str(shown[it].returns), it
+
+
 def test_code_in_docstrings_is_shown_without_a_second_colon() -> None:
     """Docstrings mark it as reStructuredText does; the pages are Markdown."""
     shown = shown_package()["repository.Repository"].docstring.value
