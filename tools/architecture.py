@@ -149,9 +149,9 @@ def arrows(house: House) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
         for used in counts:
             if used == _FOUNDATION:
                 continue
-            # Of two rooms side by side that use each other, the rarer direction is the exception.
+            # Of two rooms side by side that use each other, the rarer direction is the wrong one.
             back = house.uses.get(used, Counter())[user]
-            is_rarer = house.is_downward(used, user) and back > counts[used]
+            is_rarer = house.is_downward(used, user) and back >= counts[used]
             if is_rarer or not house.is_downward(user, used):
                 up.append((user, used))
             else:
@@ -180,8 +180,8 @@ def draw(house: House, layout: Mapping[str, Any]) -> str:
     if up:
         wrong = ", ".join(f"{user} uses {used}" for user, used in up)
         raise SystemExit(
-            f"Rooms use others that stand above them in {LAYOUT.name}: {wrong}. Move what they use "
-            "down, or the room."
+            f"Rooms use others that stand above them in {LAYOUT.name}, or that use them: {wrong}. "
+            "Move what they use down, or the room."
         )
     frame = layout["frame"]
     parts = [

@@ -65,7 +65,7 @@ class SharedText(griffe.Extension):
 
 
 def _add_blocking(home: griffe.Class | griffe.Module) -> None:
-    """Give what is declared as `name = blocking(name_async)` what is written at the other."""
+    """Show `name`, declared as `name = blocking(name_async)`, as a function like the other."""
     for member in list(home.members.values()):
         found = isinstance(member, griffe.Attribute) and _BLOCKING.match(str(member.value))
         awaited = home.members.get(found[1]) if found else None

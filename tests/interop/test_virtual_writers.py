@@ -309,6 +309,11 @@ async def test_what_cannot_be_written_changes_nothing(
         part = inside.drop_vars("time")
         with pytest.raises(InvalidInputError, match="lacks 'time': append"):
             await write_virtual_dataset(session, part, append_dim="time")
+        new = xarray.Dataset({"more": ("time", np.zeros(inside.sizes["time"] + 1))})
+        with pytest.raises(InvalidInputError, match="no 'more' yet"):
+            await write_virtual_dataset(session, new, mode="a")
+        new = xarray.Dataset({"more": ("time", np.zeros(inside.sizes["time"]))})
+        await write_virtual_dataset(session, new, mode="a")
         assert (await on_thread(in_store, session.store, "/")).sizes == inside.sizes
         monkeypatch.setitem(sys.modules, "virtualizarr.writers.icechunk", None)
         with pytest.raises(MissingDriverError, match="pip install virtualizarr"):

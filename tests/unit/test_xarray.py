@@ -159,6 +159,42 @@ async def test_old_times_need_a_package(
         assert (await open_dataset(session, "young")).sizes == {"time": 2}
 
 
+@pytest.mark.parametrize(
+    ("first", "units", "calendar"),
+    [
+        ("0900-01-01", "days since 0001-01-01", "proleptic_gregorian"),
+        ("1700-01-01", "hours since 1600-01-01", "standard"),
+    ],
+)
+async def test_times_that_xarray_counts_alone_need_no_package(
+    first: str, units: str, calendar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In nanoseconds it could not count them."""
+    monkeypatch.setitem(sys.modules, "cftime", None)
+    monkeypatch.setattr(xarray_times, "cftime", None, raising=False)
+    days = xr.Dataset({"seen": ("time", np.array([first, first], "M8[s]"))})
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        encoding = {"seen": {"units": units, "calendar": calendar}}
+        await to_icechunk(days, session, encoding=encoding)
+        array = await zarr.open_array(store=session.store, path="seen")
+        assert str(array.attrs["units"]).startswith(units)
+        assert np.asarray(await array.getitem(...)).all()
+
+
+async def test_times_of_day_are_appended_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether integers can count them is asked of the times that are written, and of no other."""
+    monkeypatch.setitem(sys.modules, "cftime", None)
+    monkeypatch.setattr(xarray_times, "cftime", None, raising=False)
+    moments = np.datetime64("2024-01-01T06", "ns") + np.arange(3) * np.timedelta64(1, "D")
+    days = xr.Dataset({"seen": ("time", moments)})
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        await to_icechunk(days.isel(time=slice(2)), session)
+        await to_icechunk(days.isel(time=slice(2, 3)), session, append_dim="time")
+        assert ((await open_dataset(session))["seen"].to_numpy() == moments).all()
+
+
 async def test_nothing_is_written_through_a_session_that_reads() -> None:
     """A missing group raises `FileNotFoundError`."""
     async with Repository.create("memory://xarray-reads") as repository:

@@ -15,11 +15,12 @@ def end_with(error: OSError) -> NoReturn:
 
     Commands report theirs themselves. This is for what is printed around them, such as help.
     """
+    if isinstance(error, BrokenPipeError):  # the reader has enough
+        drop_output()
+        raise SystemExit(0) from None
     if "--debug" in sys.argv:
         raise error
     drop_output()
-    if isinstance(error, BrokenPipeError):  # the reader has enough
-        raise SystemExit(0) from None
     with suppress(OSError):
         sys.stderr.write(f"Error: {error}. --debug shows where it happened.\n")
     raise SystemExit(1) from None

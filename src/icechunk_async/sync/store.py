@@ -574,7 +574,7 @@ def _uncovered(store: AsyncStore, locations: Sequence[str], validate: bool) -> s
         InvalidInputError: one is not a valid location.
     """
     refused: set[str] = set()
-    known = store.session.workspace.virtual.locations
+    known = store.workspace.virtual.locations
     for location in set(locations) - {""}:
         try:
             known.normalize(location, validate_container=validate)

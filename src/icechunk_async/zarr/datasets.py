@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Lazy", "check_lengths", "write_known"]
 
 
-# Every calendar has it.
-_A_DAY: Final = np.datetime64("2000-01-01", "ns")
+# Every calendar has it, and nanoseconds from any day that they reach reach this one.
+_A_DAY: Final = "1970-01-01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,12 @@ class _Store(ZarrStore):
                 if name in there:
                     found = self.open_store_variable(str(name))
                     encoding = conventions.decode_cf_variable(name, found).encoding
-                conventions.encode_cf_variable(xarray.Variable((), _A_DAY, encoding=encoding))
+                # In the variable's resolution, and as floats: whether integers would do depends on
+                # the values.
+                asked = {it: encoding[it] for it in ("units", "calendar") if it in encoding}
+                asked["dtype"] = np.dtype(np.float64)
+                day = xarray.Variable((), np.array(_A_DAY, variable.dtype), encoding=asked)
+                conventions.encode_cf_variable(day)
             except (AttributeError, ImportError, ValueError) as error:
                 missing = error.__cause__ if isinstance(error, ValueError) else error
                 if not isinstance(missing, AttributeError | ImportError):
@@ -215,8 +220,7 @@ def _uneven(dim: Hashable, lengths: Mapping[str, int], missing: list[str], new: 
     if missing:
         text += (
             f" The dataset lacks {_listed(missing)}: append to all variables that have the "
-            "dimension in one call. To append in several, use Dataset.to_zarr(session.store, "
-            f"append_dim={dim!r}, consolidated=False)."
+            "dimension in one call."
         )
     if new:
         text += (

@@ -129,7 +129,8 @@ class IcechunkStore(Store, Generic[S_co]):
     def __eq__(self, other: object) -> bool:
         """Return whether two stores look at the same session in the same way."""
         return (
-            # By session, of which each has its own: two on one snapshot may hold different changes.
+            # By what they look at. Two sessions on one snapshot may hold different changes; a fork
+            # has another hierarchy each time that it is attached.
             isinstance(other, IcechunkStore)
             and self.workspace is other.workspace
             and self.read_only == other.read_only

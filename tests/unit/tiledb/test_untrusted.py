@@ -206,6 +206,14 @@ def test_an_enumeration_of_no_texts_has_no_items() -> None:
     assert empty.items() == []
 
 
+def test_an_enumeration_with_values_and_no_offsets_is_damaged() -> None:
+    """None of its values could be told from the next."""
+    head = bytes(12) + bytes([Datatype.STRING_UTF8]) + b"\xff" * 4 + b"\0"
+    with pytest.raises(FormatError, match="no offsets"):
+        decode_enumeration(generic(head + (2).to_bytes(8, "little") + b"ab" + bytes(8)))
+    assert decode_enumeration(generic(head + bytes(16))).items() == []
+
+
 def test_a_condition_with_values_and_no_offsets_is_damaged() -> None:
     """Without values either it is a comparison with nothing."""
     head = b"\x01" + bytes([Operator.IN]) + (1).to_bytes(4, "little") + b"a"

@@ -62,6 +62,9 @@ def test_no_picture_is_drawn_of_a_room_that_uses_one_above_it() -> None:
     house = _house(_module("top/a"), _module("middle/b"), _module("low/c", "top/a"))
     with pytest.raises(SystemExit, match="low uses top"):
         architecture.draw(house, {"size": [1, 1]})
+    beside = [_room(name, 0, name) for name in ("one", "two")]
+    modules = {"one": _module("one", "two"), "two": _module("two", "one")}
+    assert architecture.arrows(architecture.build(modules, beside))[1] != []
 
 
 def test_a_module_belongs_to_the_most_specific_room() -> None:

@@ -477,6 +477,8 @@ def decode_enumeration(data: bytes | memoryview) -> Enumeration:
     size = stored_dtype(datatype).itemsize
     if values == VAR:
         starts = cursor.array("<u8", cursor.u64() // 8)
+        if stored and not len(starts):
+            raise cursor.damaged("it has values and no offsets of them")
         if len(starts) and (
             starts[0] != 0 or starts[-1] > len(stored) or (starts[1:] < starts[:-1]).any()
         ):

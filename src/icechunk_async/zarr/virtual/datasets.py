@@ -110,15 +110,8 @@ async def write_virtual_dataset(
             # All before the first write, so that an error leaves the session unchanged.
             for location in {it for _, part in parts for it in _locations(part)}:
                 locations.normalize(location)
-        if existing and region is None:
-            from icechunk_async.zarr.datasets import check_lengths  # noqa: PLC0415 -- needs xarray
-
-            for path, part in parts:
-                place = StorePath(store, path.strip("/"))
-                there = zarr.open_group(  # pyright: ignore[reportUnknownMemberType]
-                    place, mode="r"
-                )
-                check_lengths(there.arrays(), part.variables, append_dim)
+        if region is None and (append_dim is not None or mode == "a"):
+            _check_lengths(store, parts, append_dim)
         for path, part in parts:
             place = StorePath(store, path.strip("/"))
             opened = zarr.open_group(  # pyright: ignore[reportUnknownMemberType]
@@ -135,6 +128,24 @@ async def write_virtual_dataset(
 
     # VirtualiZarr calls Zarr, which blocks.
     await anyio.to_thread.run_sync(write)
+
+
+def _check_lengths(
+    store: IcechunkStore, parts: Iterable[tuple[str, Any]], append_dim: str | None
+) -> None:
+    """Raise InvalidInputError if a group that exists would get arrays of different lengths."""
+    from icechunk_async.zarr.datasets import check_lengths  # noqa: PLC0415 -- needs xarray
+
+    adds = append_dim is not None
+    for path, part in parts:
+        if not adds and store.workspace.node(path) is None:
+            continue  # it becomes a new group
+        there = zarr.open_group(  # pyright: ignore[reportUnknownMemberType]
+            StorePath(store, path.strip("/")), mode="r"
+        )
+        # Without `append_dim`, arrays of the same names are replaced.
+        kept = [it for it in there.arrays() if adds or it[0] not in part.variables]
+        check_lengths(kept, part.variables, append_dim)
 
 
 def _parts(dataset: Any, path: str) -> Iterable[tuple[str, Any]]:

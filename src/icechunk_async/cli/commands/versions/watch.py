@@ -152,7 +152,7 @@ class Webhook:
 
         Raises:
             MissingDriverError: the extra ``http`` is not installed.
-            InvalidInputError: the server refuses the event as such (status 400 to 499, but 429).
+            InvalidInputError: the server refuses the event as such (status 300 to 499, but 429).
 
         Cancellation: the event may have been taken.
         """
