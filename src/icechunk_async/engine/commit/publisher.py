@@ -35,6 +35,7 @@ from icechunk_async.engine.tree.workspace import Closed
 from icechunk_async.errors import (
     ChunksCollectedError,
     ConflictError,
+    FormatError,
     IcechunkError,
     InvalidInputError,
     NothingToCommitError,
@@ -467,9 +468,10 @@ class Publisher:
         async def draft() -> tuple[Snapshot, Flushed, bytes]:
             try:
                 return await self.draft(message, metadata, extra, self._log, recorded)
-            except SnapshotNotFoundError as error:
-                # The base was collected, so the branch has left it: a race that was lost, which
-                # a solver settles from the logs, without the base's files.
+            except (SnapshotNotFoundError, FormatError) as error:
+                # The base was collected, or a manifest of it that is older than the cutoff, so the
+                # branch has left it: a race that was lost, which a solver settles from the logs,
+                # without the base's files.
                 tip = await self._history.branch_tip(branch)
                 if tip == base_id:
                     raise

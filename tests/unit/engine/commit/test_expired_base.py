@@ -103,6 +103,24 @@ async def test_a_manifest_that_is_missing_from_a_base_in_place_is_damage(spec: i
             await session.commit("refused", rebase_with=DETECTOR)
 
 
+async def test_a_manifest_that_only_an_old_base_needed_may_be_missing(spec: int) -> None:
+    """A collection keeps a young snapshot that no branch holds, and not its older manifests."""
+    url, _ = await littered(spec)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", b"inline")
+        (manifest,) = await repository.list_manifest_files(session.snapshot_id)
+        async with Repository.open(url) as other:
+            await commit(other, 50, "newer")
+            await other.storage.delete([f"manifests/{manifest.id}"])
+        with pytest.raises(ConflictError, match="another writer was first"):
+            await session.commit("late")
+        await session.commit("late", rebase_with=DETECTOR)
+        reader = await repository.readonly_session("main")
+        assert await read(reader, "a/c/60") == b"inline"
+        assert await read(reader, "a/c/50") is not None
+
+
 @pytest.mark.parametrize(("chunk", "clashes"), [(3, False), (50, True), (52, True), (53, True)])
 async def test_conflicts_in_the_gap_are_those_after_the_base(chunk: int, *, clashes: bool) -> None:
     """Commits that expired before the session began do not count, though the log has them, too."""
